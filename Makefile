@@ -1,0 +1,62 @@
+# make up          install, fetch the default model, start everything (ARGS="--port 8123")
+# make test        the fast suites; make test-system: what needs root or Debian packages
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install up test test-system oracle lint format types imports proto wheel clean
+
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := engine,ucx,local,dev
+STAMP := $(VENV)/.installed
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+install: $(STAMP) ## .venv with everything in it, as pinned in constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $$(bash .ci/find-python) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+up: $(STAMP) ## all parts on this machine, until Ctrl-C
+	@exec $(BIN)/kvrelay up $(ARGS)
+
+test: $(STAMP) ## fast suites: no network but loopback, no root
+	$(BIN)/python -m pytest -m 'not system and not oracle' --durations=5 $(ARGS)
+
+test-system: $(STAMP) ## namespaces, a real redis-server: installs those as root where missing
+	@bash .ci/system-packages
+	$(BIN)/python -m pytest -m system tests/system $(ARGS)
+
+oracle: $(STAMP) ## greedy tokens against transformers, 100 prompts
+	$(BIN)/python -m pytest -m oracle tests/golden -s $(ARGS)
+
+lint: $(STAMP) ## ruff, and the limits on file sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/size_check.py
+
+format: $(STAMP) ## what ruff can do by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy -p kvrelay
+
+imports: $(STAMP) ## who may import whom
+	$(BIN)/lint-imports
+
+proto: $(STAMP) ## generated gRPC code, committed beside its source
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \
+		src/kvrelay/shared/rpc/gen/*.proto
+
+wheel: $(STAMP) ## sdist, and the wheel built from it, checked
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python tests/wheel_check.py dist
+
+clean: ## everything that make made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

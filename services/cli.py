@@ -1,0 +1,189 @@
+"""The `kvrelay` command. A service is imported when its command runs, so that help is instant."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+from rich.console import Console
+
+from kvrelay.services.deployment import Deployment, UpConfig
+from kvrelay.services.flags import with_flags
+from kvrelay.services.router.config import RouterConfig
+from kvrelay.shared import config as settings
+from kvrelay.shared.checkpoint import fetch
+from kvrelay.shared.errors import ConfigError, KvrelayError, ModelError
+from kvrelay.shared.types import Role
+from kvrelay.shared.worker.config import WorkerConfig
+
+ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig)
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+S = TypeVar("S", RouterConfig, WorkerConfig)
+
+app = typer.Typer(
+    name="kvrelay",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # its tracebacks print local variables: passwords, prompts
+    add_completion=False,
+    help="""Serve a language model with the prompt and the answer on different workers.
+
+    On one machine, everything at once: [bold]kvrelay up[/bold]. Then point any OpenAI client at
+    http://127.0.0.1:8000/v1.
+
+    On several: a Redis, then [bold]kvrelay prefill[/bold] and [bold]kvrelay decode[/bold] on the
+    workers and [bold]kvrelay router[/bold] in front, all with the same --redis and --model.
+
+    Every setting can stand in a file (--config), in the environment or in a flag; the later wins.
+    """,
+)
+model_app = typer.Typer(no_args_is_help=True, help="Models on this machine.")
+app.add_typer(model_app, name="model")
+
+
+@app.command("up")
+@with_flags(UpConfig, RouterConfig, WorkerConfig, without=("role", "name", "metrics_port"))
+def up(flags: dict[str, object]) -> None:
+    """Start all parts on this machine and keep them running until Ctrl-C.
+
+    Without --model it serves SmolLM2-135M-Instruct, without --redis it starts a Valkey of its own.
+
+    Examples:
+
+      kvrelay up
+
+      kvrelay up --model ~/models/Qwen2.5-0.5B-Instruct --prefill 2 --port 8123
+
+      kvrelay up --unsplit --dtype float32
+    """
+    console, sources = Console(), read(flags)
+    router = settings.resolve(RouterConfig, sources, {"model": str(fetch.default_model_path())})
+    if router.origins["model"] == "default":
+        fetch_model(console)
+    check_model(router.config.model)
+    own = {name: value for name, value in flags.items() if name not in ("host", "port")}
+    worker = settings.resolve(
+        WorkerConfig, replace(sources, flags=own), {"model": router.config.model}
+    )
+    deployment = Deployment(
+        settings.resolve(UpConfig, sources).config,
+        router.config,
+        worker.config,
+        external_redis=router.origins["redis_url"] != "default",
+    )
+    from kvrelay.services.up import run
+
+    raise typer.Exit(run(deployment, console))
+
+
+@app.command("router")
+@with_flags(RouterConfig)
+def router(flags: dict[str, object]) -> None:
+    """Serve the OpenAI API and send each request to the workers registered in Redis.
+
+    Example:
+
+      kvrelay router --redis redis://10.0.0.5:6379/0 --model ~/models/Qwen2.5-0.5B-Instruct
+    """
+    config = resolved(RouterConfig, flags)
+    from kvrelay.services.router.app import run
+
+    raise typer.Exit(run(config))
+
+
+@app.command("prefill")
+@with_flags(WorkerConfig, without=("role",))
+def prefill(flags: dict[str, object]) -> None:
+    """Run a worker that computes prompts and relays their KV blocks to decode workers.
+
+    Example:
+
+      kvrelay prefill --redis redis://10.0.0.5:6379/0 --host 0.0.0.0 --advertise-host 10.0.0.7
+    """
+    config = resolved(WorkerConfig, {**flags, "role": Role.PREFILL})
+    from kvrelay.services.prefill.app import run
+
+    raise typer.Exit(run(config))
+
+
+@app.command("decode")
+@with_flags(WorkerConfig)
+def decode(flags: dict[str, object]) -> None:
+    """Run a worker that continues relayed prompts, or with --role both serves alone.
+
+    Examples:
+
+      kvrelay decode --redis redis://10.0.0.5:6379/0 --kv-cache-memory 2GiB
+
+      kvrelay decode --role both
+    """
+    config = resolved(WorkerConfig, flags, role=Role.DECODE)
+    from kvrelay.services.decode.app import run
+
+    raise typer.Exit(run(config))
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    from kvrelay import __version__
+
+    typer.echo(__version__)
+
+
+@model_app.command("fetch")
+def model_fetch() -> None:
+    """Download the default model (SmolLM2-135M-Instruct, 93 MB) into the cache; print its path."""
+    typer.echo(fetch_model(Console(stderr=True)))
+
+
+def read(flags: Mapping[str, object]) -> settings.Sources:
+    """All that was said in flags, environment and file; unknown settings are errors."""
+    sources = settings.read_sources(flags, os.environ)
+    settings.check_known(sources, ALL_SETTINGS)
+    return sources
+
+
+def resolved(model: type[S], flags: Mapping[str, object], **defaults: object) -> S:
+    """The service's configuration, printed as it will be used."""
+    model_path = str(fetch.default_model_path())
+    outcome = settings.resolve(model, read(flags), {"model": model_path, **defaults})
+    for line in outcome.lines():
+        typer.echo(f"config: {line}", err=True)
+    check_model(outcome.config.model)
+    return outcome.config
+
+
+def check_model(model: str) -> None:
+    """Raise `ModelError` for what is neither here nor the form of a hub id."""
+    if Path(model).exists() or _HUB_ID.match(model):
+        return
+    hint = "; `kvrelay model fetch` gets it" if model == str(fetch.default_model_path()) else ""
+    raise ModelError(f"model: {model} does not exist{hint}")
+
+
+def fetch_model(console: Console) -> Path:
+    """The default model, downloaded if it is not here yet."""
+    from kvrelay.services.console import byte_progress
+
+    with byte_progress(console) as progress:
+        return fetch.fetch_default_model(progress)
+
+
+def main() -> None:
+    """Entry point: an error with a name becomes one line; 2 for usage and settings, else 1."""
+    try:
+        app()
+    except KvrelayError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""The router's composition root: the only place of this service that constructs and that starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import uvicorn
+
+from kvrelay.services.router.admission import Admission
+from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.membership import Membership
+from kvrelay.services.router.observe import Observer
+from kvrelay.services.router.openai.api import create_app
+from kvrelay.services.router.openai.exchange import BodyLimits
+from kvrelay.services.router.openai.generate import EdgeSettings
+from kvrelay.services.router.refusals import RefusalCounter
+from kvrelay.services.router.validate import ModelCard, model_card
+from kvrelay.shared.checkpoint.config import read_config
+from kvrelay.shared.checkpoint.source import resolve_model
+from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
+from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.lifeline import announce_ready
+from kvrelay.shared.store.directory import ClusterStore
+from kvrelay.shared.store.keys import Keys
+from kvrelay.shared.store.ledger import Ledger
+from kvrelay.shared.store.presence import Presence, Subject
+from kvrelay.shared.store.records import RouterRecord
+from kvrelay.shared.telemetry import log as logs
+from kvrelay.shared.telemetry.labels import WorkerState
+from kvrelay.shared.telemetry.metrics import RouterGauges, RouterMetrics, render
+from kvrelay.shared.telemetry.tracing import Tracing
+from kvrelay.shared.types import Incarnation, Role
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 75
+"""Longer than the idle time of the usual clients and proxies, so that they close first."""
+
+
+def run(config: RouterConfig) -> int:
+    """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
+    return asyncio.run(serve(config))
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the router drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass(slots=True)
+class CardSource:
+    """The model as the edge sees it; the context is what every live worker can hold."""
+
+    card: ModelCard
+    membership: Membership
+    max_model_len: int = 0
+
+    def __call__(self) -> ModelCard:
+        lengths = [worker.record.max_model_len for worker in self.membership.live()]
+        shortest = min(lengths, default=self.card.max_model_len)
+        if shortest != self.card.max_model_len:
+            self.card = replace(self.card, max_model_len=shortest)
+        return self.card
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What runs beside the HTTP server."""
+
+    dispatcher: Dispatcher
+    membership: Membership
+    store: ClusterStore
+    ledger: Ledger
+    presence: Presence
+    tracing: Tracing
+
+
+async def serve(config: RouterConfig) -> int:
+    incarnation = Incarnation(secrets.token_hex(16))
+    clock = SystemClock()
+    logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
+    listener = bind(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    address = f"{host}:{port}"
+
+    source = await asyncio.to_thread(resolve_model, config.model)
+    tokenizer = await asyncio.to_thread(load_tokenizer, source.path)
+    positions = read_config(source).max_positions
+    card = model_card(config.served_names, tokenizer, positions, clock.wall_ns() // 10**9)
+
+    keys = Keys(config.cluster)
+    store = ClusterStore(config.redis_url, keys)
+    ledger = Ledger(config.redis_url, keys, incarnation)
+    tracing = Tracing.from_environment("kvrelay-router", incarnation, os.environ, clock)
+    metrics = RouterMetrics(lambda: gauges(observer, membership))
+    observer = Observer(metrics, tracing, ledger, clock)
+    deadlines = Deadlines(
+        config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
+    )
+    admission = Admission(config.max_queue_requests, clock)
+    dispatcher = Dispatcher(store, admission, observer, deadlines, incarnation)
+    membership = Membership(
+        store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
+    )
+    dispatcher.join(membership)
+    presence = Presence(config.redis_url, keys, router_subject(incarnation, address), clock)
+
+    app = create_app(
+        dispatcher,
+        CardSource(card, membership),
+        EdgeSettings(body=BodyLimits(bytes=config.max_body_bytes)),
+        observer=RefusalCounter(metrics),
+        metrics=lambda: render(metrics.registry)[0],
+    )
+    server = Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            server_header=False,
+        )
+    )
+    parts = Parts(dispatcher, membership, store, ledger, presence, tracing)
+    await run_until_signal(server, listener, parts, config.drain_s)
+    return 0
+
+
+async def run_until_signal(
+    server: Server, listener: socket.socket, parts: Parts, drain_s: float
+) -> None:
+    """Serve; on the first SIGTERM or SIGINT refuse new work and drain, on the second stop."""
+    stopping = asyncio.Event()
+    forced = asyncio.Event()
+
+    def on_signal() -> None:
+        (forced if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, on_signal)
+    parts.presence.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    background = [
+        asyncio.create_task(parts.membership.run()),
+        asyncio.create_task(parts.ledger.run()),
+    ]
+    host, port = listener.getsockname()[:2]
+    announce_ready({"address": f"{host}:{port}", "url": f"http://{host}:{port}/v1"})
+    log.info("listening on http://%s:%d", host, port)
+    signalled = asyncio.create_task(stopping.wait())
+    await asyncio.wait((serving, signalled, *background), return_when=asyncio.FIRST_COMPLETED)
+    log.info("stopping")
+    await first_of(parts.dispatcher.drain(drain_s), forced.wait())
+    server.should_exit = True
+    await first_of(serving, forced.wait())
+    for task in (*background, signalled, serving):
+        task.cancel()
+    results = await asyncio.gather(serving, *background, return_exceptions=True)
+    await asyncio.to_thread(parts.presence.stop)
+    await parts.ledger.close()
+    await parts.store.close()
+    parts.tracing.close()
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def first_of(*waits: object) -> None:
+    """Until one of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[call-overload]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """The HTTP listener. Raises `ConfigError` naming the setting when it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"port: cannot listen on {host}:{port}: {reason}") from error
+    return listener
+
+
+def router_subject(incarnation: Incarnation, address: str) -> Subject:
+    def record(name: Incarnation) -> RouterRecord:
+        return RouterRecord(incarnation=name, name="router", http_address=address)
+
+    # A router that stood still has lost nothing that a new name would protect: its streams broke.
+    return Subject(record(incarnation), lambda: record(Incarnation(secrets.token_hex(16))))
+
+
+def gauges(observer: Observer, membership: Membership) -> RouterGauges:
+    live = {worker.incarnation for worker in membership.live()}
+    workers: dict[tuple[Role, WorkerState], int] = {}
+    for record in membership.known():
+        state = WorkerState.READY if record.incarnation in live else WorkerState.LOST
+        workers[record.role, state] = workers.get((record.role, state), 0) + 1
+    return RouterGauges(observer.in_flight, workers)

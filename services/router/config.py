@@ -1,0 +1,65 @@
+"""The settings of the router."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import ByteSize, Field
+
+from kvrelay.shared.config import ClusterName, LogLevel, Named, Names, Port, RedisUrl, Settings
+
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+_QUANTISATION = re.compile(r"\.(I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
+
+
+class RouterConfig(Settings):
+    """One frozen object per router process; units are in the names."""
+
+    table: ClassVar[str] = "router"
+
+    model: str
+    """The workers' model: the router reads its tokenizer and chat template, never its weights."""
+    served_model_name: Names = ()
+    """Names under which clients ask for the model; unset means the file's or folder's own name."""
+    host: Annotated[str, Named(env="HTTP_HOST")] = "127.0.0.1"
+    """Address that the HTTP port binds to."""
+    port: Annotated[Port, Named(env="HTTP_PORT")] = 8000
+    """HTTP port of the OpenAI API; 0 takes a free one."""
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
+    """The cluster's Redis. Give one with a password by environment or file, not by flag."""
+    cluster: ClusterName = "kvrelay"
+    """Name of the cluster: several can share one Redis."""
+    max_queue_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+    """Most requests waiting for their first token; beyond it the answer is 429."""
+    max_body_bytes: Annotated[ByteSize, Field(ge=1024), Named(setting="max_body")] = ByteSize(
+        8 << 20
+    )
+    """Longest request body in bytes; 8MiB is understood."""
+    max_choices: Annotated[int, Field(ge=1, le=1024)] = 128
+    """Most choices of one request: prompts times `n`."""
+    queue_s: Seconds = 60.0
+    """Longest wait for a worker and for room, in seconds."""
+    prefill_s: Seconds = 120.0
+    """Longest computation of a prompt, in seconds."""
+    transfer_s: Seconds = 30.0
+    """Longest wait for the KV blocks after the prompt was computed, in seconds."""
+    first_token_s: Seconds = 180.0
+    """Longest time from arrival to the first token, in seconds."""
+    idle_s: Seconds = 30.0
+    """Longest time between two tokens of one choice, in seconds."""
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """After SIGTERM running answers have this many seconds to end."""
+    log_level: LogLevel = "info"
+    """Least severe message that is logged."""
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """The names clients may use; the first is the one in answers."""
+        if self.served_model_name:
+            return self.served_model_name
+        if not self.model.endswith(".gguf"):
+            path = Path(self.model)
+            return (path.resolve().name if path.is_dir() else self.model,)
+        return (_QUANTISATION.sub("", Path(self.model).stem),)

@@ -1,0 +1,359 @@
+"""Runs requests: performs what the leg machines decide, and hands their tokens to the HTTP edge.
+
+Everything here is on the router's event loop. A request ends when each of its legs has; one leg
+that fails takes the others with it, for half an answer is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvrelay.services.router import policy
+from kvrelay.services.router.admission import Admission
+from kvrelay.services.router.choreography import (
+    Action,
+    Choose,
+    Emit,
+    Enter,
+    Finish,
+    LegMachine,
+    Send,
+    Stage,
+    WorkerEnd,
+    event_ref,
+)
+from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.links import CommandSink
+from kvrelay.services.router.observe import Observer, RequestWatch
+from kvrelay.shared.errors import DeadlineExceeded, KvrelayError, StoreError, Unavailable
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.tasks import TaskSet
+from kvrelay.shared.types import ValidRequest
+
+log = logging.getLogger(__name__)
+
+NONCE_BITS = 48
+BUFFERED_TOKENS = 8192
+"""Most tokens that wait for one slow reader; beyond it the request is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Longest time in each stage of a leg, in seconds."""
+
+    choosing_s: float
+    queue_s: float
+    prefill_s: float
+    transfer_s: float
+    idle_s: float
+
+    def of(self, stage: Stage) -> float:
+        return {
+            Stage.CHOOSING: self.choosing_s,
+            Stage.QUEUED: self.queue_s,
+            Stage.PREFILLING: self.prefill_s,
+            Stage.HANDING_OFF: self.transfer_s,
+            Stage.DECODING: self.idle_s,
+        }[stage]
+
+
+@dataclass(slots=True, eq=False)
+class RunningLeg:
+    machine: LegMachine
+    timer: asyncio.TimerHandle | None = None
+    choosing: asyncio.Task[None] | None = None
+    assigned_tokens: dict[str, int] = field(default_factory=dict)
+    """What this leg is counted for, by worker."""
+    queued: bool = True
+    """No token of it has come yet."""
+
+
+class Roster(Protocol):
+    """Who is there to work (`Membership`, or a simulated one)."""
+
+    def live(self) -> list[policy.LiveWorker]: ...
+    def link(self, incarnation: str) -> CommandSink | None: ...
+    async def wait_change(self) -> None: ...
+
+
+class Assigner(Protocol):
+    """The fair choice among candidates over all routers (`ClusterStore`)."""
+
+    async def assign(
+        self, candidates: Sequence[str], cost_tokens: int, router: str, leg: str
+    ) -> str:
+        """Raises `StoreError` when there is none to be had: then each router chooses by itself."""
+        ...
+
+
+class RunningRequest:
+    """A `Generation`: made by `Dispatcher.generate`, read by one consumer."""
+
+    def __init__(self, dispatcher: Dispatcher, request: ValidRequest, watch: RequestWatch) -> None:
+        self.request = request
+        self.watch = watch
+        self.legs: list[RunningLeg] = []
+        self.open_legs = len(request.legs)
+        self._dispatcher = dispatcher
+        self._events: asyncio.Queue[TokenEvent | KvrelayError | None] = asyncio.Queue()
+        self._over = False
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[TokenEvent]:
+        while (item := await self._events.get()) is not None:
+            if isinstance(item, KvrelayError):
+                raise item
+            yield item
+
+    def stop_leg(self, leg: int) -> None:
+        self._dispatcher.stop_leg(self, leg)
+
+    async def aclose(self) -> None:
+        self._dispatcher.end(self, None)
+
+    def emit(self, event: TokenEvent) -> None:
+        if self._events.qsize() >= BUFFERED_TOKENS:
+            slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
+            self._dispatcher.end(self, slow)
+            return
+        self.watch.token()
+        self._events.put_nowait(event)
+
+    def conclude(self, error: KvrelayError | None) -> bool:
+        """The one end, after everything emitted; False when it was over already."""
+        if self._over:
+            return False
+        self._over = True
+        self._events.put_nowait(error)
+        return True
+
+
+class Dispatcher:
+    """The `Cluster` of the HTTP edge."""
+
+    def __init__(
+        self,
+        assigner: Assigner,
+        admission: Admission,
+        observer: Observer,
+        deadlines: Deadlines,
+        router: str,
+    ) -> None:
+        self._assigner = assigner
+        self._admission = admission
+        self._observer = observer
+        self._deadlines = deadlines
+        self._router = router
+        self._legs: dict[str, tuple[RunningRequest, RunningLeg]] = {}
+        self._assigned_tokens: dict[str, int] = {}
+        self._tasks = TaskSet()
+        self._roster: Roster
+        self.draining = False
+        self._one_ended = asyncio.Event()
+
+    def join(self, roster: Roster) -> None:
+        """Once, before the first request: the workers, who report to `on_event` and `on_lost`."""
+        self._roster = roster
+
+    # ---- for the HTTP edge -------------------------------------------------------------------
+
+    def ready(self) -> tuple[bool, str]:
+        if self.draining:
+            return False, "shutting down"
+        return policy.readiness(self._roster.live())
+
+    def generate(self, request: ValidRequest) -> RunningRequest:
+        """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
+        if self.draining:
+            raise Unavailable("the server is shutting down")
+        if not policy.candidates(self._roster.live(), frozenset()):
+            raise Unavailable(self.ready()[1])
+        self._admission.enter(len(request.legs))
+        watch = self._observer.begin(request)
+        running = RunningRequest(self, request, watch)
+        for number, spec in enumerate(request.legs):
+            machine = LegMachine(
+                spec, number, lambda: secrets.randbits(NONCE_BITS), watch.traceparent
+            )
+            leg = RunningLeg(machine)
+            running.legs.append(leg)
+            self._legs[spec.leg] = (running, leg)
+        for leg in running.legs:
+            self._perform(running, leg, leg.machine.begin())
+        return running
+
+    def stop_leg(self, running: RunningRequest, number: int) -> None:
+        leg = running.legs[number]
+        self._perform(running, leg, leg.machine.complete())
+
+    def end(self, running: RunningRequest, error: KvrelayError | None) -> None:
+        """Cancel what still runs of a request. Idempotent."""
+        for leg in running.legs:
+            actions = leg.machine.fail(error) if error is not None else leg.machine.cancel()
+            self._perform(running, leg, actions)
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new requests, give the running ones `seconds` to end, then end them."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(seconds):
+                while self._legs:
+                    await self._one_ended.wait()
+                    self._one_ended.clear()
+        except TimeoutError:
+            for running, _ in [*self._legs.values()]:
+                self.end(running, Unavailable("the server is shutting down"))
+
+    # ---- from the workers --------------------------------------------------------------------
+
+    def on_event(self, worker: str, event: pb.Event) -> None:
+        ref = event_ref(event)
+        found = self._legs.get(ref.leg)
+        if found is None:
+            return  # over for everybody; its cancel is on the way
+        running, leg = found
+        if event.WhichOneof("kind") == "ended":
+            self._unassign(leg, worker)
+        self._perform(running, leg, leg.machine.on_event(worker, event))
+
+    def on_lost(self, worker: str) -> None:
+        for running, leg in [*self._legs.values()]:
+            self._perform(running, leg, leg.machine.worker_lost(worker))
+        self._assigned_tokens.pop(worker, None)
+
+    # ---- performing --------------------------------------------------------------------------
+
+    def _perform(self, running: RunningRequest, leg: RunningLeg, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Emit):
+                self._dequeue(leg)
+                running.emit(action.event)
+            elif isinstance(action, Send):
+                link = self._roster.link(action.worker)
+                if link is not None:
+                    link.send(action.command)
+            elif isinstance(action, Enter):
+                self._enter(running, leg, action.stage)
+            elif isinstance(action, Choose):
+                self._unassign_all(leg)
+                leg.choosing = self._tasks.spawn(self._choose(running, leg, action.excluded))
+            elif isinstance(action, Finish):
+                self._finish(running, leg, action.error)
+
+    def _enter(self, running: RunningRequest, leg: RunningLeg, stage: Stage) -> None:
+        if leg.timer is not None:
+            leg.timer.cancel()
+        seconds = self._deadlines.of(stage)
+        loop = asyncio.get_running_loop()
+        leg.timer = loop.call_later(seconds, self._expired, running, leg, stage, seconds)
+        running.watch.stage(leg.machine, stage)
+
+    def _expired(
+        self, running: RunningRequest, leg: RunningLeg, stage: Stage, seconds: float
+    ) -> None:
+        self._perform(running, leg, leg.machine.expired(stage, seconds))
+
+    def _finish(self, running: RunningRequest, leg: RunningLeg, error: KvrelayError | None) -> None:
+        if leg.timer is not None:
+            leg.timer.cancel()
+        if leg.choosing is not None and leg.choosing is not asyncio.current_task():
+            leg.choosing.cancel()
+        self._unassign_all(leg)
+        self._legs.pop(leg.machine.spec.leg, None)
+        self._one_ended.set()
+        self._dequeue(leg)
+        running.watch.leg_ended(leg.machine, error)
+        running.open_legs -= 1
+        if error is not None and running.conclude(error):
+            self.end(running, error)
+        elif running.open_legs == 0:
+            running.conclude(None)
+        if running.open_legs == 0:
+            running.watch.ended()
+
+    def _dequeue(self, leg: RunningLeg) -> None:
+        if leg.queued:
+            leg.queued = False
+            self._admission.leave()
+
+    # ---- choosing workers --------------------------------------------------------------------
+
+    async def _choose(
+        self, running: RunningRequest, leg: RunningLeg, excluded: frozenset[str]
+    ) -> None:
+        """Find workers and start the attempt; the stage's deadline ends a wait that is in vain."""
+        machine = leg.machine
+        if machine.attempt < 0:
+            self._enter(running, leg, Stage.CHOOSING)
+        try:
+            while not (found := policy.candidates(self._roster.live(), excluded)):
+                await self._roster.wait_change()
+            cost = len(machine.spec.prompt) + len(machine.tokens)
+            if found.paired:
+                prefill = await self._pick(found.prefills, cost, leg)
+                decode = await self._pick(found.decodes, cost, leg)
+            else:
+                prefill, decode = await self._pick(found.alone, cost, leg), None
+        except KvrelayError as error:
+            self._perform(running, leg, machine.fail(error))
+            return
+        ends = (worker_end(prefill), worker_end(decode) if decode is not None else None)
+        self._perform(running, leg, machine.assign(*ends))
+        if not self._still_open(prefill, decode):
+            # The stream broke between the choice and the first word: nobody else would tell.
+            for worker in (prefill, decode):
+                if worker is not None and not self._open(worker.incarnation):
+                    self._perform(running, leg, machine.worker_lost(worker.incarnation))
+
+    def _open(self, incarnation: str) -> bool:
+        link = self._roster.link(incarnation)
+        return link is not None and link.open
+
+    def _still_open(self, *workers: policy.LiveWorker | None) -> bool:
+        return all(self._open(worker.incarnation) for worker in workers if worker is not None)
+
+    async def _pick(
+        self, workers: tuple[policy.LiveWorker, ...], cost_tokens: int, leg: RunningLeg
+    ) -> policy.LiveWorker:
+        """The least loaded by Redis' count over all routers, or by our own when it is away."""
+        chosen = policy.least_loaded(workers, self._assigned_tokens)
+        if len(workers) > 1:
+            by_incarnation = {worker.incarnation: worker for worker in workers}
+            key = f"{leg.machine.spec.leg}#{leg.machine.attempt + 1}:{chosen.record.role}"
+            try:
+                best = await self._assigner.assign(
+                    sorted(by_incarnation), cost_tokens, self._router, key
+                )
+                chosen = by_incarnation[best]
+            except StoreError:
+                log.debug("assignment by the router's own view")
+        leg.assigned_tokens[chosen.incarnation] = cost_tokens
+        self._count(chosen.incarnation, cost_tokens)
+        return chosen
+
+    def _count(self, worker: str, tokens: int) -> None:
+        self._assigned_tokens[worker] = max(0, self._assigned_tokens.get(worker, 0) + tokens)
+
+    def _unassign(self, leg: RunningLeg, worker: str) -> None:
+        self._count(worker, -leg.assigned_tokens.pop(worker, 0))
+
+    def _unassign_all(self, leg: RunningLeg) -> None:
+        for worker in [*leg.assigned_tokens]:
+            self._unassign(leg, worker)
+
+
+def worker_end(worker: policy.LiveWorker) -> WorkerEnd:
+    record = worker.record
+    peer = pb.Peer(
+        incarnation=record.incarnation,
+        scheme=record.transfer_scheme,
+        address=record.transfer_address,
+    )
+    return WorkerEnd(record.incarnation, peer)

@@ -1,0 +1,50 @@
+"""The seam between the HTTP edge and the cluster: a valid request in, one event stream out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrelay.shared.types import FinishReason, ValidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """The next token of one leg, exactly once and in order of `index`.
+
+    A token that ended the leg by id (EOS or a stop id) arrives with `finish` STOP and is not text.
+    `finish` LENGTH may accompany the last ordinary token.
+    """
+
+    leg: int
+    index: int
+    token: int
+    finish: FinishReason | None = None
+
+
+class Generation(Protocol):
+    """One running request. Iterate it to its end; a failure is raised from that.
+
+    Raises any `KvrelayError`: before the first event an HTTP status, later an error event.
+    """
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+
+    def stop_leg(self, leg: int) -> None:
+        """The text of this leg is whole (stop string): no more events of it are wanted."""
+        ...
+
+    async def aclose(self) -> None:
+        """The client is gone or all is done. Idempotent; frees all that the request holds."""
+        ...
+
+
+class Cluster(Protocol):
+    """What the HTTP edge needs from the rest of the router."""
+
+    def generate(self, request: ValidRequest) -> Generation: ...
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether a request could be served now, and if not, why."""
+        ...

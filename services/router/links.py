@@ -1,0 +1,114 @@
+"""The router's end of the worker streams: one per worker, kept open, everything multiplexed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import grpc
+
+from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS, PROTOCOL
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.rpc.stub import worker_stub
+from kvrelay.shared.tasks import TaskSet
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.3
+HELLO_DEADLINE_S = 2.0
+
+OnEvent = Callable[[str, pb.Event], None]
+OnLost = Callable[[str], None]
+
+
+class CommandSink(Protocol):
+    """Where a worker's commands go."""
+
+    @property
+    def open(self) -> bool: ...
+    def send(self, command: pb.Command) -> None: ...
+
+
+class Link:
+    """To one start of one worker. While it is `open`, commands reach the worker in order.
+
+    When the stream breaks, `on_lost` is called once, and the link tries again until it is closed:
+    the worker may be there still (a reset connection), or its lease ends and the link is closed.
+    """
+
+    def __init__(
+        self, incarnation: str, address: str, router: str, on_event: OnEvent, on_lost: OnLost
+    ) -> None:
+        self.incarnation = incarnation
+        self.open = False
+        self._address = address
+        self._router = router
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._commands: list[pb.Command] = []
+        self._filled = asyncio.Event()
+        self.opened = asyncio.Event()
+        self._tasks = TaskSet()
+        self._tasks.spawn(self._run())
+
+    def send(self, command: pb.Command) -> None:
+        """Queue a command; dropped when the stream is down, for then the worker drops all too."""
+        if self.open:
+            self._commands.append(command)
+            self._filled.set()
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._stream()
+                except (grpc.RpcError, TimeoutError, ConnectionError) as error:
+                    log.info("stream to worker %s: %s", self.incarnation, reason(error))
+                self._down()
+                await asyncio.sleep(RECONNECT_S)  # paced: a worker that is gone is tried 3 times/s
+        finally:
+            self._down()
+
+    def _down(self) -> None:
+        was_open, self.open = self.open, False
+        self.opened.clear()
+        self._commands.clear()
+        if was_open:
+            self._on_lost(self.incarnation)
+
+    async def _stream(self) -> None:
+        async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
+            call = worker_stub(channel).Attach(self._requests())
+            async with asyncio.timeout(HELLO_DEADLINE_S):
+                first = await call.read()
+            if not isinstance(first, pb.FromWorker) or first.WhichOneof("kind") != "hello":
+                return
+            self.open = True
+            self.opened.set()
+            log.info("stream to worker %s is open", self.incarnation)
+            while isinstance(message := await call.read(), pb.FromWorker):
+                for event in message.events.events:
+                    self._on_event(self.incarnation, event)
+
+    async def _requests(self) -> AsyncIterator[pb.ToWorker]:
+        yield pb.ToWorker(
+            hello=pb.RouterHello(protocol=PROTOCOL, router=self._router, worker=self.incarnation)
+        )
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            commands, self._commands = self._commands, []
+            if commands:
+                yield pb.ToWorker(commands=pb.Commands(commands=commands))
+
+
+def reason(error: Exception) -> str:
+    """One line for people."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

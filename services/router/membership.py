@@ -1,0 +1,198 @@
+"""Who is alive: leases from the store, streams to the workers, and their agreement.
+
+A worker is used while its stream is open. It is lost when the stream breaks, or when its lease
+ended and it does not say itself that it is well: a Redis that was wiped takes no worker with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+
+from kvrelay.services.router.links import Link, OnEvent, OnLost, reason
+from kvrelay.services.router.policy import LiveWorker
+from kvrelay.shared.errors import StoreError
+from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.rpc.stub import worker_stub
+from kvrelay.shared.store.directory import ClusterSnapshot, ClusterStore
+from kvrelay.shared.store.records import LoadRecord, WorkerRecord, fingerprint_difference
+from kvrelay.shared.tasks import TaskSet
+from kvrelay.shared.types import Role
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+ASK_DEADLINE_S = 0.25
+NO_LOAD = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Member:
+    record: WorkerRecord
+    load: LoadRecord
+    link: Link
+
+
+class Membership:
+    """`run` keeps the view; `live` reads it. All on one event loop."""
+
+    def __init__(
+        self,
+        store: ClusterStore,
+        router: str,
+        tokenizer: str,
+        on_event: OnEvent,
+        on_lost: OnLost,
+    ) -> None:
+        """`tokenizer`: identity of the router's own; workers with another are not used."""
+        self._tokenizer = tokenizer
+        self._store = store
+        self._router = router
+        self._on_event = on_event
+        self._on_lost = on_lost
+        self._members: dict[str, Member] = {}
+        self._asking: set[str] = set()
+        self._tasks = TaskSet()
+        self._rejected: tuple[str, ...] = ()
+        self.store_up = True
+        self._changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+
+    def live(self) -> list[LiveWorker]:
+        """Workers that can be given work now."""
+        return [
+            LiveWorker(member.record, member.load)
+            for member in self._members.values()
+            if member.link.open and self._speaks_our_ids(member.record)
+        ]
+
+    def _speaks_our_ids(self, record: WorkerRecord) -> bool:
+        return record.fingerprint.get("tokenizer") == self._tokenizer
+
+    def known(self) -> list[WorkerRecord]:
+        return [member.record for member in self._members.values()]
+
+    def link(self, incarnation: str) -> Link | None:
+        member = self._members.get(incarnation)
+        return member.link if member is not None else None
+
+    async def wait_change(self) -> None:
+        """Until the view may have changed."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                try:
+                    self._store_answers(await self._store.snapshot())
+                except StoreError as error:
+                    self._store_away(error)
+                await asyncio.sleep(POLL_S)  # the poll's own pace, not a wait for something
+        finally:
+            await self._tasks.cancel()
+            for member in [*self._members.values()]:
+                await member.link.close()
+
+    def _store_away(self, error: StoreError) -> None:
+        if self.store_up:
+            log.warning("%s; going on with the last view of the cluster", error)
+        self.store_up = False
+
+    def _store_answers(self, snapshot: ClusterSnapshot) -> None:
+        if not self.store_up:
+            log.warning("Redis answers again")
+        self.store_up = True
+        if snapshot.rejected != self._rejected:
+            self._rejected = snapshot.rejected
+            for line in snapshot.rejected:
+                log.warning("ignored: %s", line)
+        present = set()
+        for view in snapshot.workers:
+            present.add(view.record.incarnation)
+            self._seen(view.record, view.load or NO_LOAD)
+        for incarnation in self._members.keys() - present:
+            if incarnation not in self._asking:
+                self._asking.add(incarnation)
+                self._tasks.spawn(self._missing(self._members[incarnation]))
+        self._signal()
+
+    def _seen(self, record: WorkerRecord, load: LoadRecord) -> None:
+        member = self._members.get(record.incarnation)
+        if member is not None:
+            member.load = load
+            return
+        self._report_misfit(record)
+        if not self._speaks_our_ids(record):
+            log.warning(
+                "%s worker %s is not used: its tokenizer is %s, the router's %s",
+                record.role,
+                record.name,
+                record.fingerprint.get("tokenizer"),
+                self._tokenizer,
+            )
+        link = Link(
+            record.incarnation, record.grpc_address, self._router, self._on_event, self._lost
+        )
+        self._members[record.incarnation] = Member(record, load, link)
+        log.info("found %s worker %s at %s", record.role, record.name, record.grpc_address)
+
+    def _report_misfit(self, record: WorkerRecord) -> None:
+        """A newcomer that no other worker can be paired with is named by the field that differs."""
+        others = [other for other in self.known() if not pairs_with_itself(other, record)]
+        if not others or any(other.group == record.group for other in others):
+            return
+        difference = fingerprint_difference(record.fingerprint, others[0].fingerprint)
+        log.warning(
+            "%s worker %s is not paired with %s worker %s: %s",
+            record.role,
+            record.name,
+            others[0].role,
+            others[0].name,
+            difference,
+        )
+
+    async def _missing(self, member: Member) -> None:
+        """The lease is gone: lost, unless the worker itself says otherwise."""
+        try:
+            if not (member.link.open and await self._well(member)):
+                await self._drop(member)
+        finally:
+            self._asking.discard(member.record.incarnation)
+
+    async def _well(self, member: Member) -> bool:
+        address = member.record.grpc_address
+        try:
+            async with (
+                asyncio.timeout(ASK_DEADLINE_S),
+                grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
+            ):
+                reply = await worker_stub(channel).Inspect(pb.InspectRequest())
+        except (grpc.RpcError, TimeoutError) as error:
+            log.info("worker %s does not answer: %s", member.record.name, reason(error))
+            return False
+        return bool(reply.healthy and reply.incarnation == member.record.incarnation)
+
+    async def _drop(self, member: Member) -> None:
+        log.warning("%s worker %s is gone: its lease ended", member.record.role, member.record.name)
+        self._members.pop(member.record.incarnation, None)
+        await member.link.close()
+        self._signal()
+
+    def _lost(self, incarnation: str) -> None:
+        self._on_lost(incarnation)
+        self._signal()
+
+    def _signal(self) -> None:
+        self._changed.set()
+        self.on_change()
+
+
+def pairs_with_itself(other: WorkerRecord, record: WorkerRecord) -> bool:
+    """Same role and not serving whole answers: such two are no pair anyway."""
+    return other.role is record.role is not Role.BOTH

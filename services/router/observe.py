@@ -1,0 +1,158 @@
+"""What the router tells about requests: metrics, spans and the ledger, from one timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvrelay.services.router.choreography import LegMachine, Stage
+from kvrelay.shared.clock import Clock
+from kvrelay.shared.errors import (
+    DeadlineExceeded,
+    KvrelayError,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
+from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
+from kvrelay.shared.telemetry.labels import Endpoint, Outcome
+from kvrelay.shared.telemetry.metrics import RouterMetrics
+from kvrelay.shared.telemetry.timeline import Moment, Timeline
+from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
+from kvrelay.shared.types import ValidRequest
+
+PHASES = {
+    Stage.QUEUED: Phase.QUEUED,
+    Stage.PREFILLING: Phase.PREFILLING,
+    Stage.HANDING_OFF: Phase.HANDING_OFF,
+    Stage.DECODING: Phase.DECODING,
+}
+OUTCOMES: tuple[tuple[type[KvrelayError], Outcome], ...] = (
+    (RequestError, Outcome.BAD_REQUEST),
+    (Overloaded, Outcome.OVERLOADED),
+    (Unavailable, Outcome.UNAVAILABLE),
+    (DeadlineExceeded, Outcome.DEADLINE),
+    (KvrelayError, Outcome.FAILED),
+)
+
+
+def outcome_of(error: KvrelayError) -> Outcome:
+    return next(outcome for kind, outcome in OUTCOMES if isinstance(error, kind))
+
+
+@dataclass(slots=True)
+class Observer:
+    """Makes a `RequestWatch` for each accepted request and counts those in flight."""
+
+    metrics: RouterMetrics
+    tracing: Tracing
+    ledger: Ledger
+    clock: Clock
+    in_flight: int = 0
+
+    def begin(self, request: ValidRequest) -> RequestWatch:
+        self.in_flight += 1
+        received_ns = request.received_ns or self.clock.now_ns()
+        watch = RequestWatch(self, request, self.tracing.begin(request.trace_headers, received_ns))
+        watch.timeline.stamp(Moment.RECEIVED, received_ns)
+        return watch
+
+
+@dataclass(slots=True)
+class RequestWatch:
+    """One request's timeline and counts; `ended` reports them once."""
+
+    observer: Observer
+    request: ValidRequest
+    trace: RequestTrace
+    timeline: Timeline = field(default_factory=Timeline)
+    tokens: int = 0
+    attempts: int = 0
+    cached_tokens: int = 0
+    error: KvrelayError | None = None
+    answered: bool = True
+    stages: dict[int, Stage] = field(default_factory=dict)
+
+    @property
+    def traceparent(self) -> str:
+        return self.trace.headers.get("traceparent", "")
+
+    def _stamp(self, moment: Moment) -> None:
+        self.timeline.stamp(moment, self.observer.clock.now_ns())
+
+    def token(self) -> None:
+        self._stamp(Moment.FIRST_TOKEN)
+        self.tokens += 1
+
+    def stage(self, machine: LegMachine, stage: Stage) -> None:
+        """A leg entered a stage (or began it anew with a token)."""
+        if self.stages.get(machine.number) is stage:
+            return
+        self.stages[machine.number] = stage
+        if stage is Stage.QUEUED:
+            self._stamp(Moment.ASSIGNED)
+            self.attempts += 1
+            self.observer.metrics.attempt_begun(machine.cause)
+        elif stage is Stage.DECODING and machine.split:
+            self._stamp(Moment.PUBLISHED)
+        if stage in PHASES:
+            self._journal(machine, PHASES[stage])
+
+    def leg_ended(self, machine: LegMachine, error: KvrelayError | None) -> None:
+        self.cached_tokens += machine.cached_tokens
+        phase = Phase.FINISHED if machine.answered else Phase.CANCELLED
+        if error is not None:
+            self.error = self.error or error
+            phase = Phase.FAILED
+        self.answered = self.answered and machine.answered
+        self._journal(machine, phase)
+
+    def ended(self) -> None:
+        """All legs have ended: the one report of this request."""
+        self._stamp(Moment.FINISHED)
+        observer, request = self.observer, self.request
+        observer.in_flight -= 1
+        outcome = Outcome.OK if self.answered else Outcome.CANCELLED
+        if self.error is not None:
+            outcome = outcome_of(self.error)
+        endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
+        observer.metrics.request_ended(
+            endpoint, outcome, self.timeline, request.prompt_tokens, self.tokens
+        )
+        observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
+
+    def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:
+        sampling = self.request.legs[0].sampling
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.operation.name": "chat" if self.request.chat else "text_completion",
+            "gen_ai.provider.name": "kvrelay",
+            "gen_ai.request.model": self.request.model,
+            "gen_ai.request.max_tokens": sampling.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.seed": sampling.seed,
+            "gen_ai.response.id": self.request.request_id,
+            "gen_ai.usage.input_tokens": self.request.prompt_tokens,
+            "gen_ai.usage.output_tokens": self.tokens,
+            "gen_ai.usage.cache_read.input_tokens": self.cached_tokens,
+            "kvrelay.attempts": self.attempts,
+            "kvrelay.outcome": outcome.value,
+        }
+        ttft_s = self.timeline.ttft_s
+        if ttft_s is not None:
+            attributes["gen_ai.response.time_to_first_chunk"] = ttft_s
+        if self.error is not None:
+            attributes["error.type"] = type(self.error).__name__
+        return attributes
+
+    def _journal(self, machine: LegMachine, phase: Phase) -> None:
+        self.observer.ledger.record(
+            LedgerEvent(
+                request_id=machine.spec.leg,
+                phase=phase,
+                attempt=max(machine.attempt, 0),
+                prefill=machine.prefill_incarnation,
+                decode=machine.decode_incarnation,
+                prompt_tokens=len(machine.spec.prompt),
+                output_tokens=len(machine.tokens),
+            )
+        )

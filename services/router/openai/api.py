@@ -1,0 +1,129 @@
+"""The router's HTTP application."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from kvrelay.services.router.generation import Cluster
+from kvrelay.services.router.openai.errors import (
+    INTERNAL,
+    SERVER,
+    Failure,
+    failure_of,
+    failure_of_route,
+)
+from kvrelay.services.router.openai.exchange import Bodies
+from kvrelay.services.router.openai.generate import (
+    CHAT,
+    COMPLETIONS,
+    Draws,
+    Edge,
+    EdgeSettings,
+    GenerateEndpoint,
+)
+from kvrelay.services.router.openai.models import Models
+from kvrelay.services.router.openai.observer import EdgeObserver, Unobserved
+from kvrelay.services.router.validate import ModelCard
+from kvrelay.shared.errors import KvrelayError
+from kvrelay.shared.types import MAX_SEED
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def random_draws() -> Draws:
+    """Ids and seeds from the system's randomness, time from its clock."""
+    return Draws(
+        request_id=lambda: secrets.token_hex(16),
+        seed=lambda: secrets.randbelow(MAX_SEED + 1),
+        wall_s=lambda: int(time.time()),
+    )
+
+
+def create_app(
+    cluster: Cluster,
+    card: Callable[[], ModelCard | None],
+    settings: EdgeSettings | None = None,
+    observer: EdgeObserver | None = None,
+    metrics: Callable[[], bytes] = bytes,
+    draws: Draws | None = None,
+) -> FastAPI:
+    """`card` gives the model being served, None while there is none; `metrics` Prometheus' text."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    settings = settings or EdgeSettings()
+    edge = Edge(
+        cluster=cluster,
+        card=card,
+        settings=settings,
+        observer=observer or Unobserved(),
+        draws=draws or random_draws(),
+        bodies=Bodies(settings.body),
+        large=asyncio.Semaphore(settings.large_at_once),
+    )
+    models = Models(card)
+    app.router.routes += [
+        Route(COMPLETIONS.path, GenerateEndpoint(COMPLETIONS, edge), methods=["POST"]),
+        Route(CHAT.path, GenerateEndpoint(CHAT, edge), methods=["POST"]),
+        Route("/v1/models", models.all),
+        Route("/v1/models/{name:path}", models.one),
+        Route("/health", _health),
+        Route("/ready", _ready(cluster)),
+        Route("/metrics", _metrics(metrics)),
+    ]
+    app.add_exception_handler(HTTPException, _on_route_error)
+    app.add_exception_handler(KvrelayError, _on_error)
+    app.add_exception_handler(Exception, _on_defect)
+    return app
+
+
+async def _health(request: Request) -> Response:
+    """The process answers. Whether it can serve is `/ready`."""
+    return JSONResponse({"status": "ok"})
+
+
+def _ready(cluster: Cluster) -> Callable[[Request], Awaitable[Response]]:
+    async def ready(request: Request) -> Response:
+        able, why = cluster.ready()
+        body = {"status": "ready"} if able else {"status": "not ready", "reason": why}
+        return JSONResponse(body, status_code=200 if able else 503)
+
+    return ready
+
+
+def _metrics(text: Callable[[], bytes]) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(request: Request) -> Response:
+        return Response(text(), headers={"content-type": METRICS_TYPE})
+
+    return metrics
+
+
+def _response(failure: Failure) -> Response:
+    headers = {"content-type": "application/json", **dict(failure.headers)}
+    return Response(failure.body(), status_code=failure.status, headers=headers)
+
+
+async def _on_route_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    known = {404: "No such path", 405: "This path does not take that method"}
+    message = f"{known.get(error.status_code, error.detail)}: {request.method} {request.url.path!a}"
+    return _response(failure_of_route(error.status_code, message, dict(error.headers or {})))
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, KvrelayError):
+        raise error
+    return _response(failure_of(error))
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    """Answers for the server; the error itself is raised on and logged by it."""
+    return _response(Failure(500, SERVER, INTERNAL, code="internal_error"))

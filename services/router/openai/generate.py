@@ -1,0 +1,211 @@
+"""The two generating routes: parse, validate, generate, deliver; each ends its generation once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from starlette.types import Receive, Scope, Send
+
+from kvrelay.services.router.generation import Cluster, Generation
+from kvrelay.services.router.openai import sse
+from kvrelay.services.router.openai.chat import ChatWording
+from kvrelay.services.router.openai.completions import CompletionWording
+from kvrelay.services.router.openai.errors import Failure, failure_of
+from kvrelay.services.router.openai.exchange import (
+    Bodies,
+    BodyLimits,
+    ClientGone,
+    Reply,
+    header,
+    while_connected,
+)
+from kvrelay.services.router.openai.observer import EdgeObserver, Outcome
+from kvrelay.services.router.openai.parse import parse_body
+from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
+from kvrelay.services.router.openai.transcript import Transcript
+from kvrelay.services.router.openai.wording import Wording
+from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
+from kvrelay.shared.errors import KvrelayError, Unavailable, WorkerFailed
+from kvrelay.shared.types import ValidRequest
+
+_LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_TRACE_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """Limits of the HTTP edge."""
+
+    body: BodyLimits = field(default_factory=BodyLimits)
+    send_s: float = 30.0
+    """A client that takes nothing for this long is taken for gone."""
+    inline_bytes: int = 8 << 10
+    """Larger bodies are parsed and tokenized on a thread, off the event loop."""
+    large_at_once: int = 1
+    """Of those, how many at the same time; it bounds the memory they take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """All that differs from run to run."""
+
+    request_id: Callable[[], str]
+    seed: Callable[[], int]
+    wall_s: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One of the generating routes."""
+
+    path: str
+    parse: Callable[[bytearray, ModelCard, Origin], ValidRequest]
+    wording: Callable[[ValidRequest, int], Wording]
+
+
+def _completion(body: bytearray, card: ModelCard, origin: Origin) -> ValidRequest:
+    return valid_completion(parse_body(CompletionBody, body), card, origin)
+
+
+def _chat(body: bytearray, card: ModelCard, origin: Origin) -> ValidRequest:
+    return valid_chat(parse_body(ChatBody, body), card, origin)
+
+
+COMPLETIONS = Route("/v1/completions", _completion, CompletionWording)
+CHAT = Route("/v1/chat/completions", _chat, ChatWording)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What both routes share."""
+
+    cluster: Cluster
+    card: Callable[[], ModelCard | None]
+    settings: EdgeSettings
+    observer: EdgeObserver
+    draws: Draws
+    bodies: Bodies
+    large: asyncio.Semaphore
+
+
+class GenerateEndpoint:
+    """An ASGI application for one route."""
+
+    def __init__(self, route: Route, edge: Edge) -> None:
+        self._route = route
+        self._edge = edge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = self._origin(scope)
+        named = ("x-request-id", origin.client_label or origin.request_id)
+        reply = Reply(send, (named,), self._edge.settings.send_s)
+        try:
+            try:
+                request, card = await self._request(scope, receive, origin)
+                await while_connected(receive, self._answer(request, card, reply))
+            except KvrelayError as error:
+                await self._fail(reply, failure_of(error))
+        except ClientGone:
+            return
+
+    def _origin(self, scope: Scope) -> Origin:
+        label = header(scope, b"x-request-id")
+        traces = {name: header(scope, name.encode()) for name in _TRACE_HEADERS}
+        return Origin(
+            request_id=self._edge.draws.request_id(),
+            seed=self._edge.draws.seed(),
+            client_label=label if _LABEL.fullmatch(label) else "",
+            trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
+        )
+
+    async def _fail(self, reply: Reply, failure: Failure) -> None:
+        if reply.started:
+            await reply.write(sse.event(failure.body()) + sse.DONE, last=True)
+            return
+        self._edge.observer.errored(self._route.path, failure.status)
+        # Not for 413: closing on unread data resets the connection, and the answer is lost. The
+        # server reads on without keeping anything.
+        close = (("connection", "close"),) if failure.status == 408 else ()
+        await reply.whole(failure.status, failure.body(), (*failure.headers, *close))
+
+    async def _request(
+        self, scope: Scope, receive: Receive, origin: Origin
+    ) -> tuple[ValidRequest, ModelCard]:
+        """With it the body is gone: an answer may take long."""
+        async with self._edge.bodies.json(scope, receive) as body:
+            card = self._edge.card()
+            if card is None:
+                raise Unavailable("No model is being served yet")
+            parse = partial(self._route.parse, body, card, origin)
+            if len(body) <= self._edge.settings.inline_bytes:
+                return parse(), card
+            async with self._edge.large:
+                return await asyncio.to_thread(parse), card
+
+    async def _answer(self, request: ValidRequest, card: ModelCard, reply: Reply) -> None:
+        transcript = Transcript(request, card.tokenizer)
+        outcome = Outcome.FAILED
+        self._edge.observer.accepted(request)
+        try:
+            await self._deliver(request, transcript, reply)
+            outcome = Outcome.FINISHED
+        except (ClientGone, asyncio.CancelledError):
+            outcome = Outcome.CLIENT_GONE
+            raise
+        finally:
+            self._edge.observer.ended(request, outcome, transcript.usage)
+
+    async def _deliver(self, request: ValidRequest, transcript: Transcript, reply: Reply) -> None:
+        wording = self._route.wording(request, self._edge.draws.wall_s())
+        generation = self._edge.cluster.generate(request)
+        try:
+            if request.stream:
+                await self._stream(request, generation, transcript, wording, reply)
+            else:
+                await _collect(generation, transcript)
+        finally:
+            await generation.aclose()
+        if not request.stream:
+            self._edge.observer.first_byte(request)
+            await reply.whole(200, wording.whole(transcript.choices(), transcript.usage))
+            return
+        usage = wording.usage(transcript.usage) if request.include_usage else b""
+        await reply.write(usage + sse.DONE, last=True)
+
+    async def _stream(
+        self,
+        request: ValidRequest,
+        generation: Generation,
+        transcript: Transcript,
+        wording: Wording,
+        reply: Reply,
+    ) -> None:
+        async for event in generation:
+            text, finish, cut = transcript.take(event)
+            if cut:
+                generation.stop_leg(event.leg)
+            data = wording.delta(event.leg, text) if text else b""
+            if finish is not None:
+                data += wording.finish(event.leg, finish)
+            if not reply.started:
+                self._edge.observer.first_byte(request)
+                await reply.start(200, sse.HEADERS)
+            if data:
+                await reply.write(data)
+            if transcript.complete:
+                return
+        raise WorkerFailed("the cluster's events ended before every leg did")
+
+
+async def _collect(generation: Generation, transcript: Transcript) -> None:
+    async for event in generation:
+        if transcript.take(event).cut:
+            generation.stop_leg(event.leg)
+        if transcript.complete:
+            return
+    raise WorkerFailed("the cluster's events ended before every leg did")

@@ -1,0 +1,192 @@
+"""The OpenAI API's request bodies as pydantic models, and the tables of what else is known.
+
+A field is supported, ignored on purpose, known but not supported (accepted only with a value that
+asks for nothing), or unknown. The last two are a 400 that names the field: nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+MAX_LEGS = 128
+"""Most answers of one request: prompts times n."""
+MAX_MESSAGES = 4096
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
+
+Ids: TypeAlias = tuple[int, ...]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Count = Annotated[int, Field(ge=1, le=MAX_INT64)]
+Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+def _prompts(value: object) -> tuple[str | Ids, ...]:
+    """OpenAI's four forms as a tuple of prompts: a text, texts, token ids, lists of token ids."""
+    items = value if isinstance(value, list) else [value]
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        items = [value]
+    if not 1 <= len(items) <= MAX_LEGS:
+        raise _invalid(f"must hold 1 to {MAX_LEGS} prompts, not {len(items)}")
+    return tuple(_prompt(item) for item in items)
+
+
+def _prompt(item: object) -> str | Ids:
+    if isinstance(item, list) and all(type(id) is int for id in item):
+        item = tuple(item)
+    if not isinstance(item, str | tuple):
+        raise PydanticCustomError(
+            "prompt_type", "must be a string, a list of strings, token ids, or lists of token ids"
+        )
+    if not item:
+        raise _invalid("must not be empty")
+    return item
+
+
+def _content(value: object) -> str:
+    """The text of a message: a string, or text parts, which are joined by a line break."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content_type", "must be a string or a list of text parts")
+    if not value:
+        raise _invalid("must have at least one part")
+    return "\n".join(_part(part) for part in value)
+
+
+def _part(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise _invalid(f"has a part of type {shown(kind)}; only 'text' is supported")
+    if not isinstance(part, dict) or set(part) != {"type", "text"}:
+        raise _invalid("has a text part with other fields than 'type' and 'text'")
+    if not isinstance(part["text"], str):
+        raise PydanticCustomError("content_type", "has a text part whose 'text' is no string")
+    return part["text"]
+
+
+def _invalid(message: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid", "{complaint}", {"complaint": message})
+
+
+def _stops(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def shown(value: object) -> str:
+    if isinstance(value, str):
+        return ascii(value if len(value) <= 64 else value[:61] + "...")
+    if isinstance(value, bool | int | float) and abs(value) < 1e30:
+        return json.dumps(value)
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+class Wire(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+
+
+class Sampled(Wire):
+    """What both routes take. None everywhere means: as if the field were not there."""
+
+    model: str = Field(min_length=1)
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_LEGS)] | None = None
+    seed: Annotated[int, Field(ge=MIN_INT64, le=MAX_INT64)] | None = None
+    stop: Annotated[list[Stop] | None, Field(max_length=MAX_STOPS), BeforeValidator(_stops)] = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class CompletionBody(Sampled):
+    prompt: Annotated[tuple[str | Ids, ...], BeforeValidator(_prompts)]
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(Sampled):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+
+
+IGNORED = frozenset({"user", "metadata", "store", "service_tier"})
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Known fields that are not supported yet, with the values, besides null, that ask for nothing."""
+
+NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "reasoning": (),
+    "reasoning_content": (),
+    "refusal": (),
+    "tool_calls": ([],),
+}
+"""Fields of an answer's message, which clients send back as they got it."""

@@ -1,0 +1,40 @@
+"""Server-sent events, as OpenAI frames them: one `data:` line and a blank line for each."""
+
+from __future__ import annotations
+
+import json
+
+HEADERS = (
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+)
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: bytes) -> bytes:
+    """`body` is one line: JSON without line breaks between its parts."""
+    return b"data: " + body + b"\n\n"
+
+
+class Envelope:
+    """The part of a stream's chunks that never changes, serialised once for each request.
+
+    A chunk is `{"id":…,"object":…,"created":…,"model":…,"choices":[…]}`, with `"usage":null` at its
+    end when usage was asked for. Strings are in ASCII: some clients split lines at U+2028 and the
+    like, which JSON does not escape by itself.
+    """
+
+    def __init__(self, id: str, kind: str, created_s: int, model: str, include_usage: bool) -> None:
+        common = {"id": id, "object": kind, "created": created_s, "model": model}
+        self._head = "data: " + json.dumps(common)[:-1] + ', "choices": ['
+        self._tail = '], "usage": null}\n\n' if include_usage else "]}\n\n"
+
+    def chunk(self, choice: str) -> bytes:
+        """`choice` is the JSON of one choice."""
+        return (self._head + choice + self._tail).encode("ascii")
+
+    def usage(self, usage: str) -> bytes:
+        """The last chunk before `DONE`: no choices, `usage` as JSON."""
+        return (self._head + '], "usage": ' + usage + "}\n\n").encode("ascii")

@@ -1,0 +1,99 @@
+"""Which workers could serve a leg, and which of them should: pure functions of a frozen view."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvrelay.shared.store.records import LoadRecord, WorkerRecord
+from kvrelay.shared.types import Role
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A worker whose lease holds and whose stream is open."""
+
+    record: WorkerRecord
+    load: LoadRecord
+
+    @property
+    def incarnation(self) -> str:
+        return self.record.incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Workers of one group that can serve a leg: a pair from `prefills` x `decodes`, or one of
+    `alone` for the whole answer (role both, or decode when no prefill worker is left)."""
+
+    prefills: tuple[LiveWorker, ...] = ()
+    decodes: tuple[LiveWorker, ...] = ()
+    alone: tuple[LiveWorker, ...] = ()
+
+    @property
+    def paired(self) -> bool:
+        return bool(self.prefills and self.decodes)
+
+    def __bool__(self) -> bool:
+        return self.paired or bool(self.alone)
+
+
+def candidates(workers: Sequence[LiveWorker], excluded: frozenset[str]) -> Candidates:
+    """The largest group's workers, less `excluded` unless nothing else is left.
+
+    Workers of different fingerprints are never mixed (L12).
+    """
+    usable = [worker for worker in workers if worker.incarnation not in excluded]
+    found = best_group(usable)
+    return found if found or not excluded else best_group(workers)
+
+
+def best_group(workers: Sequence[LiveWorker]) -> Candidates:
+    groups: dict[str, list[LiveWorker]] = defaultdict(list)
+    for worker in workers:
+        groups[worker.record.group].append(worker)
+    options = [in_group(members) for _, members in sorted(groups.items())]
+    # Complete groups first, then the larger one; names break ties the same way on every router.
+    return max(
+        options,
+        key=lambda c: (c.paired, bool(c), len(c.prefills) + len(c.decodes) + len(c.alone)),
+        default=Candidates(),
+    )
+
+
+def in_group(members: Sequence[LiveWorker]) -> Candidates:
+    by_role: Mapping[Role, list[LiveWorker]] = {
+        role: [worker for worker in members if worker.record.role is role] for role in Role
+    }
+    prefills, decodes = by_role[Role.PREFILL], by_role[Role.DECODE]
+    alone = by_role[Role.BOTH]
+    if not prefills and not alone:
+        alone = decodes
+    return Candidates(tuple(prefills), tuple(decodes), tuple(alone))
+
+
+def least_loaded(workers: Sequence[LiveWorker], assigned_tokens: Mapping[str, int]) -> LiveWorker:
+    """By waiting tokens plus what this router has sent and not seen end; ties by incarnation."""
+    return min(
+        workers,
+        key=lambda worker: (
+            worker.load.waiting_tokens + assigned_tokens.get(worker.incarnation, 0),
+            worker.load.running_requests,
+            worker.incarnation,
+        ),
+    )
+
+
+def readiness(workers: Sequence[LiveWorker]) -> tuple[bool, str]:
+    """Whether a request can be served as it is meant to be, and if not, what is missing."""
+    found = candidates(workers, frozenset())
+    if found.paired or any(worker.record.role is Role.BOTH for worker in found.alone):
+        return True, "ready"
+    if not workers:
+        return False, "no worker is alive"
+    roles = {worker.record.role for worker in workers}
+    if Role.PREFILL in roles and Role.DECODE in roles:
+        return False, "no prefill and decode worker of the same fingerprint"
+    missing = "prefill" if Role.DECODE in roles else "decode"
+    return False, f"no {missing} worker is alive"

@@ -1,0 +1,21 @@
+"""Counts the requests that never became one: the HTTP edge refused them."""
+
+from __future__ import annotations
+
+from kvrelay.services.router.openai.observer import Unobserved
+from kvrelay.shared.telemetry.labels import Endpoint, Outcome
+from kvrelay.shared.telemetry.metrics import RouterMetrics
+
+
+class RefusalCounter(Unobserved):
+    """An `EdgeObserver`. Accepted requests are reported by their `RequestWatch`, once each."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+
+    def errored(self, route: str, status: int) -> None:
+        endpoint = Endpoint.CHAT if "chat" in route else Endpoint.COMPLETIONS
+        if status == 429:
+            self._metrics.request_refused(endpoint, Outcome.OVERLOADED)
+        elif status < 500:
+            self._metrics.request_refused(endpoint, Outcome.BAD_REQUEST)

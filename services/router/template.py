@@ -1,0 +1,119 @@
+"""Chat templates: the model's own jinja2 source, rendered in a sandbox, as Hugging Face renders it.
+
+A template comes with the model, its input from a client. Neither may reach Python's internals (the
+immutable sandbox), run long or produce much: loops run over the request's messages or over ranges,
+which the sandbox bounds, and what they write is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, TypedDict
+
+from jinja2 import TemplateError, nodes
+from jinja2.exceptions import TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvrelay.shared.errors import ModelError, RequestError
+
+MAX_RENDERED_CHARACTERS = 16 << 20
+
+
+class Message(TypedDict, total=False):
+    """What a template sees of one message."""
+
+    role: str
+    content: str
+    name: str
+    tool_call_id: str
+
+
+class ChatTemplate:
+    """One compiled template. `render` keeps no state and may be called from any thread."""
+
+    def __init__(
+        self,
+        source: str,
+        bos_token: str,
+        eos_token: str,
+        today: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Raises `ModelError` when the source does not compile."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: today().strftime(layout)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.knows_developer = "developer" in source
+        """Whether it can be given the role `developer`, the newer name for `system`."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt text, ending where the assistant's answer begins.
+
+        Raises `RequestError` with the template's own complaint, or when the text grows too long.
+        """
+        pieces = []
+        characters = 0
+        variables = {
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._tokens,
+        }
+        try:
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                characters += len(piece)
+                if characters > MAX_RENDERED_CHARACTERS:
+                    raise _refusal(f"the prompt is over {MAX_RENDERED_CHARACTERS} characters")
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise _refusal(f"the model's chat template cannot render these: {error}") from error
+        except RecursionError as error:
+            raise _refusal("the model's chat template recurses too deep on these") from error
+        return "".join(pieces)
+
+
+class Generation(Extension):
+    """`{% generation %}` marks the assistant's part for training; here only its content matters."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Any) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
+
+
+def _refusal(message: str) -> RequestError:
+    return RequestError(f"messages: {message}", param="messages", code="invalid_value")
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise TemplateError(str(message))
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON, where jinja2's own filter would escape characters for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

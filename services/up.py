@@ -1,0 +1,237 @@
+"""`kvrelay up`: every part a process of its own on this machine, started and stopped together.
+
+store (embedded Valkey, unless --redis)  ->  workers and router  ->  ready, printed
+(a part that dies is started again)          Ctrl-C or SIGTERM: router, workers, store
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from kvrelay.services.console import show_parts, show_ready
+from kvrelay.services.deployment import Deployment, child_env, worker_configs
+from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.supervisor import Part, PartFailed, PartSpec
+from kvrelay.services.valkey import EmbeddedValkey, free_port, server_binary
+from kvrelay.shared.checkpoint.fetch import cache_dir
+from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.config import Settings
+from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.types import Role
+from kvrelay.shared.worker.config import WILDCARDS
+
+DRAIN_S = 2.0
+"""A person who pressed Ctrl-C waits this long at most for running answers."""
+SAME_SIGNAL_S = 0.3
+"""A signal so soon after the first is its echo: some callers signal the process and its group."""
+SERVICE_PROGRAM = (sys.executable, "-m", "kvrelay.services.cli")
+"""Run with `router`, `prefill` or `decode` behind it."""
+_KEPT_RUNS = 10
+
+
+def run(
+    deployment: Deployment, console: Console, program: tuple[str, ...] = SERVICE_PROGRAM
+) -> int:
+    """Run all parts until SIGINT, SIGTERM or SIGHUP; 0 after an orderly end.
+
+    Raises `ConfigError` before anything is started when a setting cannot work, and the first
+    `KvrelayError` of a part that does not get ready.
+    """
+    check_port_free(deployment.router)
+    with tempfile.TemporaryDirectory(prefix="kvrelay-") as scratch:
+        return asyncio.run(_Run(deployment, console, Path(scratch), program).until_stopped())
+
+
+def check_port_free(router: RouterConfig) -> None:
+    """Raise `ConfigError` if the router's port cannot be listened on."""
+    try:
+        [(family, kind, *_, address), *_] = socket.getaddrinfo(
+            router.host, router.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except socket.gaierror as error:
+        raise ConfigError(f"host is {router.host!r}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port is {router.port}: another program listens there on {router.host}; "
+                "choose another with --port"
+            ) from error
+        raise ConfigError(f"port is {router.port} on {router.host}: {error.strerror}") from error
+
+
+def run_folder() -> Path:
+    """A new folder for this run's logs, after dropping those of long ago."""
+    runs = cache_dir() / "runs"
+    folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, mode=0o700)
+        for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
+            for log in old.glob("*.log"):
+                log.unlink()
+            old.rmdir()
+    except OSError as error:
+        raise ConfigError(f"KVRELAY_CACHE_DIR: cannot keep logs in {folder}: {error}") from error
+    return folder
+
+
+class _Run:
+    """One run from start to stop."""
+
+    def __init__(
+        self, deployment: Deployment, console: Console, scratch: Path, program: tuple[str, ...]
+    ) -> None:
+        self._console = console
+        self._program = program
+        self._up = deployment.up
+        self._logs = None if deployment.up.verbose else run_folder()
+        redis_url = deployment.worker.redis_url
+        self._store: Part | None = None
+        if not deployment.external_redis:
+            valkey = EmbeddedValkey(server_binary(), free_port(), scratch)
+            redis_url = valkey.url
+            self._store = self._part("valkey", "store", valkey.command, dict(os.environ), valkey)
+        self._workers = [
+            self._service(c.name, c.role.value, c.model_copy(update={"redis_url": redis_url}))
+            for c in worker_configs(deployment)
+        ]
+        self._router_config = deployment.router.model_copy(
+            update={"redis_url": redis_url, "drain_s": min(deployment.router.drain_s, DRAIN_S)}
+        )
+        self._router = self._service("router", "router", self._router_config)
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [*([self._store] if self._store else []), *self._workers, self._router]
+
+    def _service(self, name: str, role: str, config: Settings) -> Part:
+        command = "decode" if role == Role.BOTH else role
+        env = child_env(config, os.environ)
+        return self._part(name, role, (*self._program, command), env)
+
+    def _part(
+        self,
+        name: str,
+        role: str,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        valkey: EmbeddedValkey | None = None,
+    ) -> Part:
+        spec = PartSpec(
+            name=name,
+            role=role,
+            command=command,
+            env=env,
+            log=self._logs / f"{name}.log" if self._logs else None,
+            ready_s=self._up.ready_s,
+            grace_s=self._up.grace_s,
+            probe=valkey.probe if valkey else None,
+        )
+        return Part(spec, SystemClock())
+
+    async def until_stopped(self) -> int:
+        """Start, print, keep running; the first signal stops in order, the next one at once."""
+        running = asyncio.create_task(self._serve())
+        loop = asyncio.get_running_loop()
+        first_s: float | None = None
+
+        def on_signal() -> None:
+            nonlocal first_s
+            if first_s is None:
+                first_s = loop.time()
+                running.cancel()
+            elif loop.time() - first_s > SAME_SIGNAL_S:
+                self._console.print("stopping now")
+                for part in self._parts:
+                    part.kill()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, on_signal)
+        with suppress(asyncio.CancelledError):
+            await running
+        return 0
+
+    async def _serve(self) -> None:
+        started = time.monotonic()
+        try:
+            await self._start()
+            address = await self._answering()
+            show_parts(self._console, self._parts)
+            took_s = time.monotonic() - started
+            show_ready(self._console, address, self._router_config.served_names[0], took_s)
+            self._console.print(f"Logs: {self._logs}" if self._logs else "", soft_wrap=True)
+            async with asyncio.TaskGroup() as group:
+                for part in self._parts:
+                    group.create_task(part.keep(self._report))
+        finally:
+            self._console.print("stopping ...")
+            await self._stop()
+
+    async def _start(self) -> None:
+        self._console.print(f"starting {', '.join(p.spec.name for p in self._parts)} ...")
+        if self._store:
+            await self._store.start()
+        starts = [asyncio.create_task(p.start()) for p in (*self._workers, self._router)]
+        try:
+            for start in asyncio.as_completed(starts):
+                await start
+        finally:
+            for task in starts:
+                task.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+
+    async def _answering(self) -> str:
+        """The router's URL once `/ready` says yes: it has found workers that can serve."""
+        address = str(self._router.detail["address"]).removeprefix("http://").rstrip("/")
+        host, _, port = address.rpartition(":")
+        host = "127.0.0.1" if host in WILDCARDS else host.strip("[]")
+        answer = ""
+        try:
+            async with asyncio.timeout(self._up.ready_s):
+                while True:
+                    answer = await _http_get(host, int(port), "/ready")
+                    if " 200 " in answer.split("\r\n", 1)[0]:
+                        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            reason = answer.rpartition("\r\n\r\n")[2] or "no answer"
+            raise PartFailed(f"the router did not get ready: {reason}") from None
+
+    async def _stop(self) -> None:
+        """The router first, so that it can end its answers; the store last, for the leases."""
+        await self._router.stop()
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        if self._store:
+            await self._store.stop()
+
+    def _report(self, line: str) -> None:
+        self._console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True)
+
+
+async def _http_get(host: str, port: int, path: str) -> str:
+    """The whole answer as text; empty when there is none."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return ""
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        return (await reader.read()).decode(errors="replace")
+    except OSError:
+        return ""
+    finally:
+        writer.close()

@@ -1,0 +1,305 @@
+"""The engine as a machine without IO: events in, instructions out, one step at a time.
+
+    out = engine.handle(event)          # something happened
+    plan, out = engine.plan(budget)     # what to compute next
+    out = engine.complete(plan, result) # it was computed
+
+Every leg that came in leaves with exactly one `Ended`, sent when it holds nothing here any more.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatchmethod
+
+from kvrelay.shared.engine import messages as m
+from kvrelay.shared.engine import scheduler
+from kvrelay.shared.engine.plan import Plan, StepResult
+from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
+from kvrelay.shared.kv.pool import BlockPool
+from kvrelay.shared.lifecycle import Phase
+from kvrelay.shared.types import EndReason, FinishReason, LegRef, LegSpec
+
+Out = list[m.Instruction]
+
+
+class Engine:
+    def __init__(self, limits: EngineLimits, blocks: int) -> None:
+        self.state = EngineState(limits, BlockPool(blocks))
+        self._out: Out = []
+
+    # ---- planning ----------------------------------------------------------------------------
+
+    def plan(self, budget_tokens: int) -> tuple[Plan | None, Out]:
+        return scheduler.plan(self.state, budget_tokens)
+
+    def complete(self, plan: Plan, result: StepResult) -> Out:
+        """Apply what a step computed. The legs of the plan are the ones that were running then."""
+        legs = {leg.key: leg for leg in self.state.running}
+        for row in plan.rows:
+            leg = legs.get(row.key)
+            if leg is None:
+                continue  # cancelled while the step ran
+            leg.computed += len(row.tokens)
+            self.state.name(leg)
+            if row.sample:
+                self._sampled(leg, result.sampled[row.key])
+            elif leg.handoff:
+                self._push(leg, last=False)
+        return self._take()
+
+    def fail_step(self, plan: Plan, message: str) -> Out:
+        """The step raised: its legs end, nobody else is disturbed."""
+        legs = {leg.key: leg for leg in self.state.running}
+        for row in plan.rows:
+            if (leg := legs.get(row.key)) is not None:
+                self._end(leg, EndReason.FAILED, message)
+        return self._take()
+
+    # ---- events ------------------------------------------------------------------------------
+
+    def handle(self, event: m.Event) -> Out:
+        """Apply one event. One about an attempt that is not here is stale and changes nothing."""
+        self._apply(event)
+        return self._take()
+
+    @singledispatchmethod
+    def _apply(self, event: m.Event) -> None:
+        raise TypeError(f"no such event: {event!r}")
+
+    @_apply.register
+    def _(self, event: m.Serve) -> None:
+        leg = self._new_leg(event.owner, event.ref, event.spec, Phase.WAITING)
+        if leg is not None:
+            leg.handoff = event.handoff
+            self.state.waiting.append(leg)
+
+    @_apply.register
+    def _(self, event: m.Reserve) -> None:
+        leg = self._new_leg(event.owner, event.ref, event.spec, Phase.RESERVING)
+        if leg is not None:
+            leg.writer = event.writer
+            self.state.reserving.append(leg)
+            scheduler.grant_room(self.state, self._out)
+
+    @_apply.register
+    def _(self, event: m.RoomGranted) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is None or leg.phase is not Phase.ASKING:
+            return
+        leg.first_missing = leg.pushed_tokens = event.first_missing
+        leg.run_blocks = event.run_blocks
+        expected = self.state.blocks_for(leg.total) - event.first_missing // self._block_size
+        if sum(event.run_blocks) != expected or event.first_missing % self._block_size:
+            self._end(leg, EndReason.FAILED, "decode offered room of another shape", True)
+            return
+        leg.move(Phase.READY)
+
+    @_apply.register
+    def _(self, event: m.Published) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is not None and leg.phase is Phase.HANDING_OFF:
+            self._end(leg, EndReason.FINISHED)
+
+    @_apply.register
+    def _(self, event: m.Cancel) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is not None and leg.phase is not Phase.DRAINING:
+            self._end(leg, EndReason.CANCELLED)
+
+    @_apply.register
+    def _(self, event: m.OwnerGone) -> None:
+        for leg in [leg for leg in self.state.legs.values() if leg.owner == event.owner]:
+            if leg.phase is not Phase.DRAINING:
+                self._end(leg, EndReason.CANCELLED)
+
+    @_apply.register
+    def _(self, event: m.PushDone) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is None:
+            return
+        leg.pushes -= 1
+        assert leg.pushes >= 0, f"{leg.key}: more pushes done than begun"
+        if leg.phase is Phase.DRAINING:
+            self._drained(leg)
+        elif event.error is not None:
+            self._end(leg, EndReason.FAILED, event.error, True)
+
+    @_apply.register
+    def _(self, event: m.ChunkArrived) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is None or leg.phase is not Phase.RECEIVING:
+            return
+        complete = event.end == leg.total
+        if event.start != leg.received or event.last != complete:
+            problem = f"chunk [{event.start}, {event.end}) does not follow token {leg.received}"
+            self._end(leg, EndReason.FAILED, problem, True)
+            return
+        leg.received = event.end
+        if event.last:
+            self._publish(leg, event.token)
+
+    @_apply.register
+    def _(self, event: m.RelayFailed) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is not None and leg.phase is Phase.RECEIVING:
+            self._end(leg, EndReason.FAILED, event.error, True)
+
+    @_apply.register
+    def _(self, event: m.Forgotten) -> None:
+        leg = self.state.legs.get(event.ref)
+        if leg is not None and leg.phase is Phase.DRAINING:
+            leg.writer = ""
+            self._drained(leg)
+
+    # ---- moves -------------------------------------------------------------------------------
+
+    @property
+    def _block_size(self) -> int:
+        return self.state.limits.block_size
+
+    def _take(self) -> Out:
+        out, self._out = self._out, []
+        return out
+
+    def _new_leg(self, owner: str, ref: LegRef, spec: LegSpec, phase: Phase) -> Leg | None:
+        """A leg of this attempt, or None when it is here already or can never be computed here."""
+        if ref in self.state.legs:
+            return None
+        if problem := self._misfit(spec):
+            self._out.append(m.Ended(owner, ref, EndReason.FAILED, problem))
+            return None
+        leg = Leg(owner, ref, spec, phase, known=[*spec.prompt, *spec.seen])
+        self.state.legs[ref] = leg
+        return leg
+
+    def _misfit(self, spec: LegSpec) -> str | None:
+        """Routers check all this; a worker does not trust them with its memory."""
+        limits = self.state.limits
+        length = len(spec.prompt) + len(spec.seen)
+        longest = min(limits.max_model_len, self.state.pool.total * limits.block_size)
+        if not spec.prompt:
+            return "prompt: at least one token is needed"
+        if length >= longest or len(spec.seen) >= spec.sampling.max_tokens:
+            return f"prompt: {length} tokens leave no room to generate (limit {longest})"
+        if not all(0 <= token < limits.vocab_size for token in (*spec.prompt, *spec.seen)):
+            return f"prompt: a token id is outside the vocabulary of {limits.vocab_size}"
+        return None
+
+    def _sampled(self, leg: Leg, token: int) -> None:
+        index = leg.outputs
+        leg.known.append(token)
+        finish = finish_reason(leg.spec, index, token, leg.total >= self._longest)
+        self._out.append(m.TokenOut(leg.owner, leg.ref, index, token, finish))
+        if finish is not None:
+            self._end(leg, EndReason.FINISHED)
+        elif leg.handoff:
+            self._push(leg, last=True)
+            self.state.running.remove(leg)
+            leg.move(Phase.HANDING_OFF)
+
+    @property
+    def _longest(self) -> int:
+        """Tokens after which a leg has no room for another."""
+        return min(self.state.limits.max_model_len, self.state.pool.total * self._block_size)
+
+    def _push(self, leg: Leg, *, last: bool) -> None:
+        """Hand the relay what is finished: whole blocks after a chunk, the rest at the end."""
+        size = self._block_size
+        end = leg.computed if last else leg.computed - leg.computed % size
+        while leg.pushed_tokens < end:
+            first = leg.pushed_tokens // size
+            stop = min(self.state.blocks_for(end), first + self.state.limits.max_chunk_blocks)
+            self._push_blocks(leg, first, stop, min(end, stop * size), final=last)
+
+    def _push_blocks(self, leg: Leg, first: int, stop: int, end: int, *, final: bool) -> None:
+        last = final and end == leg.computed
+        skip = first - leg.first_missing // self._block_size
+        self._out.append(
+            m.Push(
+                ref=leg.ref,
+                chunk=leg.chunks,
+                start=leg.pushed_tokens,
+                end=end,
+                blocks=tuple(leg.blocks[first:stop]),
+                run_blocks=cut_runs(leg.run_blocks, skip, stop - first),
+                last=last,
+                token=leg.known[-1] if last else -1,
+                index=leg.outputs - 1 if last else 0,
+            )
+        )
+        leg.pushed_tokens = end
+        leg.chunks += 1
+        leg.pushes += 1
+
+    def _publish(self, leg: Leg, token: int) -> None:
+        hits = leg.first_missing // self._block_size
+        self.state.pool.publish(leg.blocks[hits:])
+        self.state.receiving -= 1
+        leg.computed = leg.total
+        self.state.name(leg)
+        leg.writer = ""
+        leg.move(Phase.RUNNING)
+        self.state.running.append(leg)
+        relayed = leg.total - leg.first_missing
+        self._out.append(m.PublishedOut(leg.owner, leg.ref, relayed))
+        self._sampled(leg, token)
+
+    def _end(self, leg: Leg, reason: EndReason, message: str = "", retryable: bool = False) -> None:
+        """Over for everybody; the blocks follow as soon as no transfer touches them."""
+        leg.end = (reason, message, retryable)
+        self._leave_queue(leg)
+        if leg.phase is Phase.RECEIVING:
+            self.state.receiving -= 1
+            self._out.append(m.Forget(leg.ref))
+            leg.move(Phase.DRAINING)
+        elif leg.pushes > 0:
+            self._out.append(m.Abandon(leg.ref))
+            leg.move(Phase.DRAINING)
+        else:
+            self._finish(leg)
+
+    def _leave_queue(self, leg: Leg) -> None:
+        if leg.phase is Phase.RUNNING:
+            self.state.running.remove(leg)
+        elif leg.phase in (Phase.WAITING, Phase.ASKING, Phase.READY):
+            self.state.waiting.remove(leg)
+        elif leg.phase is Phase.RESERVING:
+            self.state.reserving.remove(leg)
+
+    def _drained(self, leg: Leg) -> None:
+        if leg.pushes == 0 and not leg.writer:
+            self._finish(leg)
+
+    def _finish(self, leg: Leg) -> None:
+        assert leg.end is not None
+        self.state.pool.release(leg.blocks)
+        leg.blocks = []
+        leg.move(Phase.ENDED)
+        del self.state.legs[leg.ref]
+        reason, message, retryable = leg.end
+        self._out.append(m.Ended(leg.owner, leg.ref, reason, message, retryable))
+        if self.state.reserving:
+            scheduler.grant_room(self.state, self._out)
+
+
+def finish_reason(spec: LegSpec, index: int, token: int, full: bool) -> FinishReason | None:
+    """Whether output token `index` ends its choice; `full` when the context has no further room."""
+    sampling = spec.sampling
+    if token in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if token in spec.eos_token_ids and not sampling.ignore_eos:
+        return FinishReason.STOP
+    if index + 1 >= sampling.max_tokens or full:
+        return FinishReason.LENGTH
+    return None
+
+
+def cut_runs(runs: tuple[int, ...], skip: int, count: int) -> tuple[int, ...]:
+    """The part of `runs` that covers blocks [skip, skip + count)."""
+    cut = []
+    for run in runs:
+        taken = min(max(run - skip, 0), count)
+        if taken:
+            cut.append(taken)
+        skip, count = max(skip - run, 0), count - taken
+    return tuple(cut)

@@ -1,0 +1,102 @@
+"""The engine's own thread: intake, plan, run, report. Everything else is elsewhere.
+
+Two queues join it to the asyncio side: an inbox of events, and `deliver`, called from this thread
+with each batch of instructions.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+
+from kvrelay.shared.engine.engine import Engine
+from kvrelay.shared.engine.messages import Event, Instruction
+from kvrelay.shared.engine.pace import Pace
+from kvrelay.shared.engine.plan import Plan, Runner
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[list[Instruction]], None]
+
+
+class EngineLoop:
+    """Runs an engine until `stop`. `post` may be called from any thread."""
+
+    def __init__(self, engine: Engine, runner: Runner, pace: Pace, deliver: Deliver) -> None:
+        self.engine = engine
+        self.runner = runner
+        self.pace = pace
+        self._deliver = deliver
+        self._inbox: SimpleQueue[Event | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
+        self._stopping = False
+        self.steps = 0
+        self.busy = False
+        """A step or an event is being worked on: then `progress` must grow."""
+        self.on_step: Callable[[Plan, int], None] = lambda plan, elapsed_ns: None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        self._inbox.put(event)
+
+    def stop(self) -> None:
+        """End after the step that is running. Idempotent."""
+        self._stopping = True
+        self._inbox.put(None)
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def progress(self) -> int:
+        return self.steps + self.runner.progress
+
+    def run(self) -> None:
+        idle = True
+        while not self._stopping:
+            for event in self.drain(wait=idle):
+                self.perform(self.engine.handle(event))
+            plan, out = self.engine.plan(self.pace.budget())
+            self.perform(out)
+            idle = plan is None
+            if plan is not None:
+                self.perform(self.step(plan))
+
+    def step(self, plan: Plan) -> list[Instruction]:
+        """Compute one plan; a step that raises ends its own legs and no others."""
+        begun_ns = time.monotonic_ns()
+        try:
+            result = self.runner.run(plan)
+        except Exception as error:  # the loop's outer frame: logged, and its legs end
+            log.exception("step %d failed", plan.step)
+            return self.engine.fail_step(plan, f"the model step failed: {type(error).__name__}")
+        elapsed_ns = time.monotonic_ns() - begun_ns
+        self.steps += 1
+        outputs_only = all(len(row.tokens) == 1 for row in plan.rows)
+        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=outputs_only)
+        self.on_step(plan, elapsed_ns)
+        return self.engine.complete(plan, result)
+
+    def drain(self, *, wait: bool) -> Iterable[Event]:
+        """All events that are here; with `wait`, block for the first."""
+        events: list[Event | None] = []
+        if wait:
+            self.busy = False
+            events.append(self._inbox.get())
+            self.busy = True
+        try:
+            while True:
+                events.append(self._inbox.get_nowait())
+        except Empty:
+            return [event for event in events if event is not None]
+
+    def perform(self, out: list[Instruction]) -> None:
+        if out:
+            self._deliver(out)

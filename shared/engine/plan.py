@@ -1,0 +1,67 @@
+"""What one engine step computes: plain data between the scheduler (pure) and the runner (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvrelay.shared.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One leg's part of a step: compute `tokens` at positions start, start+1, ... and maybe sample.
+
+    `blocks` is the leg's block table (block ids in order): the token at position p lives in block
+    `blocks[p // block_size]`, slot `p % block_size`. Positions < start have their KV.
+    """
+
+    key: str
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+    sample: bool
+    """The last of `tokens` is the leg's last known token: its logits give the next."""
+    sampling: SamplingParams
+    choice: int = 0
+    index: int = 0
+    """Output index of the token to be sampled."""
+    banned: tuple[int, ...] = ()
+    """Token ids that may not be drawn now (EOS and stop ids before `min_tokens`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step. Rows are independent: a row's result does not depend on the others (L1)."""
+
+    step: int
+    rows: tuple[PlannedRow, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source block, destination block) pairs copied before the step."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: the next token of each row that asked to sample, by row key."""
+
+    step: int
+    sampled: dict[str, int] = field(default_factory=dict)
+    elapsed_ns: int = 0
+
+
+class Runner(Protocol):
+    """Executes plans on a device. Called from the engine thread only."""
+
+    def run(self, plan: Plan) -> StepResult:
+        """Compute the step, write its KV into the pool, and sample. Blocking."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """A counter that grows at least once per layer while a step runs (for liveness)."""
+        ...

@@ -1,0 +1,145 @@
+"""Executes plans with torch: one forward pass over all tokens of a step, then one sample per row.
+
+A row's tokens and samples depend on the row alone, bit for bit, because every kernel keeps that law
+(L1); the runner only has to hand each kernel the tokens in some order and each row its own places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kvrelay.kernels.attention.reference import attention
+from kvrelay.kernels.attention.schedule import PagedRow, schedule
+from kvrelay.kernels.linear.reference import ROW_TILE
+from kvrelay.kernels.rope.reference import Slots, rope_write
+from kvrelay.shared.checkpoint.config import ModelConfig
+from kvrelay.shared.checkpoint.source import ModelSource
+from kvrelay.shared.clock import Clock, SystemClock
+from kvrelay.shared.engine.cache import KVCache
+from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
+from kvrelay.shared.model.llama import Attend, Llama
+from kvrelay.shared.model.load import Progress, load_llama
+from kvrelay.shared.model.weights import open_weights
+from kvrelay.shared.sampling.sampler import Draw, Logits, sample
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """How a runner computes."""
+
+    threads: int
+    """Compute threads of the whole process; no result depends on it."""
+    max_model_len: int
+    """Positions 0 .. max_model_len - 1 can be computed."""
+    vocab_limit: int
+    """Ids from here on pad the embedding table past the tokenizer's vocabulary: never sampled."""
+
+
+def load_runner(
+    source: ModelSource,
+    config: ModelConfig,
+    cache: KVCache,
+    settings: RunnerSettings,
+    progress: Progress | None = None,
+) -> TorchRunner:
+    """Load the model in the dtype of the cache. Raises `ModelError`."""
+    torch.set_num_threads(settings.threads)
+    model = load_llama(
+        open_weights(source, config),
+        config,
+        cache.layout.dtype,
+        positions=settings.max_model_len,
+        progress=progress,
+    )
+    return TorchRunner(model, cache, settings)
+
+
+class TorchRunner:
+    """A `Runner` on the CPU. The cache is the worker's: transfers write other blocks of it."""
+
+    def __init__(
+        self, model: Llama, cache: KVCache, settings: RunnerSettings, clock: Clock | None = None
+    ) -> None:
+        self._model = model
+        self.cache = cache
+        self._vocab_limit = min(settings.vocab_limit, model.config.vocab)
+        self._clock = clock or SystemClock()
+        self._progress = 0
+
+    @property
+    def progress(self) -> int:
+        return self._progress
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        """Raises `BadLogits` when a row's logits are no numbers; the KV of all rows is written."""
+        started_ns = self._clock.now_ns()
+        for source, destination in plan.copies:
+            self.cache.copy_block(source, destination)
+        sampled = self._compute(plan.rows) if plan.rows else {}
+        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns)
+
+    @torch.inference_mode()
+    def logits(self, plan: Plan) -> Tensor:
+        """[T, V] float32: the logits of every token of the plan. KV is written as by `run`."""
+        return self._model.logits(self._hidden(plan.rows)[: plan.tokens])
+
+    def _compute(self, rows: Sequence[PlannedRow]) -> dict[str, int]:
+        hidden = self._hidden(rows)
+        ends = np.cumsum([len(row.tokens) for row in rows]) - 1
+        wanted = [(row, int(end)) for row, end in zip(rows, ends, strict=True) if row.sample]
+        if not wanted:
+            return {}
+        logits = self._model.logits(hidden[[end for _, end in wanted]]).numpy()
+        return {row.key: self._sample(row, logits[at]) for at, (row, _) in enumerate(wanted)}
+
+    def _hidden(self, rows: Sequence[PlannedRow]) -> Tensor:
+        """[T, E] of all tokens, in row order, and of some more that fill the last row tile."""
+        tokens = [token for row in rows for token in row.tokens]
+        spare = -len(tokens) % ROW_TILE  # filled once here, and not again before each product
+        return self._model.forward(torch.tensor(tokens + [0] * spare), self._attend(rows, spare))
+
+    def _sample(self, row: PlannedRow, logits: Logits) -> int:
+        draw = Draw(row.choice, row.index, row.banned, self._vocab_limit)
+        return sample(logits, row.sampling, draw)
+
+    def _attend(self, rows: Sequence[PlannedRow], spare: int) -> Attend:
+        """What the model calls for each layer of this step; the last `spare` tokens are no one's."""
+        pool, rope = self.cache.tensor, self._model.rope
+        paged = [PagedRow(row.start, len(row.tokens), row.blocks) for row in rows]
+        slots = _slots(paged, self.cache.layout.block_size)
+        tiles = schedule(paged, self.cache.layout.block_size, self._model.config.sliding_window)
+        scale = self.cache.layout.head_dim**-0.5
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if spare:
+                q, k, v = q[:-spare], k[:-spare], v[:-spare]
+            turned = rope_write(q, k, v, rope, pool[:, layer], slots)
+            self._progress += 1
+            return functional.pad(
+                attention(turned, pool, layer, tiles, scale), (0, 0, 0, 0, 0, spare)
+            )
+
+        return attend
+
+
+def _slots(rows: Sequence[PagedRow], block_size: int) -> Slots:
+    """Positions, blocks and slots of all tokens of a step, in token order."""
+    positions = np.concatenate([np.arange(row.start, row.start + row.count) for row in rows])
+    blocks = np.concatenate(
+        [
+            np.asarray(row.blocks)[np.arange(row.start, row.start + row.count) // block_size]
+            for row in rows
+        ]
+    )
+    return Slots(
+        positions=torch.from_numpy(positions),
+        blocks=torch.from_numpy(blocks),
+        slots=torch.from_numpy(positions % block_size),
+    )

@@ -1,0 +1,62 @@
+"""The phases of a leg on one worker, and the legal moves between them.
+
+    prefill   WAITING -> ASKING -> READY -> RUNNING -> HANDING_OFF -> ENDED
+    decode    RESERVING -> RECEIVING -> RUNNING (-> WAITING when preempted) -> ENDED
+    both      WAITING -> RUNNING -> ENDED
+
+Any live phase may move to DRAINING (ended for everybody, but a transfer still touches its blocks)
+or straight to ENDED (nothing touches them). A leg holds blocks only in the phases of `HOLDING`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from kvrelay.shared.errors import IllegalMove
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"
+    """Queued for computation; holds nothing."""
+    ASKING = "asking"
+    """Prefill asked decode for room; holds nothing here."""
+    READY = "ready"
+    """Decode granted room; waits for its first step here."""
+    RUNNING = "running"
+    """Holds blocks; `computed` chases the number of known tokens."""
+    HANDING_OFF = "handing_off"
+    """Prefill is done; its blocks stay pinned until decode published or the attempt ended."""
+    RESERVING = "reserving"
+    """Decode was asked for room and has none yet; holds nothing."""
+    RECEIVING = "receiving"
+    """Decode holds quarantined blocks that prefill is filling."""
+    DRAINING = "draining"
+    """Over for everybody; its blocks wait for the transfer that still touches them."""
+    ENDED = "ended"
+
+
+HOLDING: Final = frozenset({Phase.RUNNING, Phase.HANDING_OFF, Phase.RECEIVING, Phase.DRAINING})
+
+MOVES: Final = frozenset(
+    {
+        (Phase.WAITING, Phase.ASKING),
+        (Phase.ASKING, Phase.READY),
+        (Phase.READY, Phase.RUNNING),
+        (Phase.WAITING, Phase.RUNNING),
+        (Phase.RUNNING, Phase.WAITING),
+        (Phase.RUNNING, Phase.HANDING_OFF),
+        (Phase.RESERVING, Phase.RECEIVING),
+        (Phase.RECEIVING, Phase.RUNNING),
+        *((phase, Phase.ENDED) for phase in Phase if phase is not Phase.ENDED),
+        (Phase.RUNNING, Phase.DRAINING),
+        (Phase.HANDING_OFF, Phase.DRAINING),
+        (Phase.RECEIVING, Phase.DRAINING),
+    }
+)
+
+
+def check_move(key: str, before: Phase, after: Phase) -> None:
+    """Raise `IllegalMove` unless the table has (before, after)."""
+    if (before, after) not in MOVES:
+        raise IllegalMove(f"leg {key}: {before} -> {after} is not a legal move")

@@ -1,0 +1,260 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Finish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FINISH_NONE: _ClassVar[Finish]
+    FINISH_STOP: _ClassVar[Finish]
+    FINISH_LENGTH: _ClassVar[Finish]
+
+class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_FINISHED: _ClassVar[End]
+    END_CANCELLED: _ClassVar[End]
+    END_FAILED: _ClassVar[End]
+FINISH_NONE: Finish
+FINISH_STOP: Finish
+FINISH_LENGTH: Finish
+END_FINISHED: End
+END_CANCELLED: End
+END_FAILED: End
+
+class Ref(_message.Message):
+    __slots__ = ("leg", "attempt", "nonce")
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    leg: str
+    attempt: int
+    nonce: int
+    def __init__(self, leg: _Optional[str] = ..., attempt: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Leg(_message.Message):
+    __slots__ = ("prompt", "sampling", "choice", "seen", "eos_token_ids")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    choice: int
+    seen: _containers.RepeatedScalarFieldContainer[int]
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., choice: _Optional[int] = ..., seen: _Optional[_Iterable[int]] = ..., eos_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("incarnation", "scheme", "address")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SCHEME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    scheme: str
+    address: bytes
+    def __init__(self, incarnation: _Optional[str] = ..., scheme: _Optional[str] = ..., address: _Optional[bytes] = ...) -> None: ...
+
+class RouterHello(_message.Message):
+    __slots__ = ("protocol", "router", "worker")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    router: str
+    worker: str
+    def __init__(self, protocol: _Optional[int] = ..., router: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Serve(_message.Message):
+    __slots__ = ("ref", "leg", "decode", "traceparent")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    leg: Leg
+    decode: Peer
+    traceparent: str
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., leg: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Peer, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("ref", "leg", "prefill", "traceparent")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    leg: Leg
+    prefill: Peer
+    traceparent: str
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., leg: _Optional[_Union[Leg, _Mapping]] = ..., prefill: _Optional[_Union[Peer, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class Room(_message.Message):
+    __slots__ = ("ref", "first_missing_token", "run_blocks")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MISSING_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RUN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    first_missing_token: int
+    run_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., first_missing_token: _Optional[int] = ..., run_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("serve", "reserve", "room", "published", "cancel")
+    SERVE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    serve: Serve
+    reserve: Reserve
+    room: Room
+    published: Ref
+    cancel: Ref
+    def __init__(self, serve: _Optional[_Union[Serve, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., published: _Optional[_Union[Ref, _Mapping]] = ..., cancel: _Optional[_Union[Ref, _Mapping]] = ...) -> None: ...
+
+class ToWorker(_message.Message):
+    __slots__ = ("hello", "commands")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    hello: RouterHello
+    commands: Commands
+    def __init__(self, hello: _Optional[_Union[RouterHello, _Mapping]] = ..., commands: _Optional[_Union[Commands, _Mapping]] = ...) -> None: ...
+
+class Commands(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[Command]
+    def __init__(self, commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("protocol", "worker")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    worker: str
+    def __init__(self, protocol: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
+
+class Token(_message.Message):
+    __slots__ = ("ref", "index", "token", "finish")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    index: int
+    token: int
+    finish: Finish
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., index: _Optional[int] = ..., token: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("ref", "cached_tokens")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    cached_tokens: int
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Published(_message.Message):
+    __slots__ = ("ref", "relayed_tokens")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    relayed_tokens: int
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., relayed_tokens: _Optional[int] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("ref", "reason", "message", "retryable")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    reason: End
+    message: str
+    retryable: bool
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., reason: _Optional[_Union[End, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("need_room", "room", "started", "token", "published", "ended")
+    NEED_ROOM_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    need_room: Ref
+    room: Room
+    started: Started
+    token: Token
+    published: Published
+    ended: Ended
+    def __init__(self, need_room: _Optional[_Union[Ref, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+
+class FromWorker(_message.Message):
+    __slots__ = ("hello", "events")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    events: Events
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ...) -> None: ...
+
+class Events(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    def __init__(self, events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InspectReply(_message.Message):
+    __slots__ = ("incarnation", "total_blocks", "free_blocks", "cached_idle_blocks", "in_use_blocks", "quarantined_blocks", "waiting", "running", "holders", "healthy")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_IDLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    total_blocks: int
+    free_blocks: int
+    cached_idle_blocks: int
+    in_use_blocks: int
+    quarantined_blocks: int
+    waiting: int
+    running: int
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    healthy: bool
+    def __init__(self, incarnation: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_idle_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., healthy: _Optional[bool] = ...) -> None: ...

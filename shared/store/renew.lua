@@ -1,0 +1,18 @@
+-- Registers a member, or renews its lease and load, in one step.
+-- KEYS: 1 the member's record, 2 the index of its kind, 3 its load
+-- ARGV: 1 incarnation, 2 "register" or "renew", 3 record, 4 load ("" for none), 5 lease ms, 6 index ttl ms
+-- Returns 1, or 0 when the lease to renew is not there any more; then nothing was written.
+if ARGV[2] == "renew" and redis.call("EXISTS", KEYS[1]) == 0 then
+  return 0
+end
+local time = redis.call("TIME")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local lease = tonumber(ARGV[5])
+redis.call("SET", KEYS[1], ARGV[3], "PX", lease)
+if ARGV[4] ~= "" then
+  redis.call("SET", KEYS[3], ARGV[4], "PX", lease)
+end
+redis.call("ZADD", KEYS[2], now, ARGV[1])
+redis.call("ZREMRANGEBYSCORE", KEYS[2], "-inf", "(" .. now - lease)
+redis.call("PEXPIRE", KEYS[2], ARGV[6])
+return 1

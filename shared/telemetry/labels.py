@@ -1,0 +1,67 @@
+"""The closed sets of label values: nothing a client sends can make a new series."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Endpoint(StrEnum):
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+
+
+class Outcome(StrEnum):
+    """How a request ended: one per request."""
+
+    OK = "ok"
+    CANCELLED = "cancelled"
+    BAD_REQUEST = "bad_request"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+    DEADLINE = "deadline"
+    FAILED = "failed"
+
+
+class AttemptCause(StrEnum):
+    """Why an attempt was begun; everything but `first` replaced a half that was lost."""
+
+    FIRST = "first"
+    PREFILL_LOST = "prefill_lost"
+    DECODE_LOST = "decode_lost"
+    TRANSFER_FAULT = "transfer_fault"
+    PREEMPTED = "preempted"
+    DRAIN = "drain"
+
+
+class WorkerState(StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+class TokenKind(StrEnum):
+    PROMPT = "prompt"
+    OUTPUT = "output"
+
+
+class UsageKind(StrEnum):
+    PROMPT = "prompt"
+    COMPLETION = "completion"
+
+
+class CacheResult(StrEnum):
+    HIT = "hit"
+    MISS = "miss"
+
+
+class Direction(StrEnum):
+    SENT = "sent"
+    RECEIVED = "received"
+
+
+class TransferFault(StrEnum):
+    PEER_LOST = "peer_lost"
+    CORRUPT = "corrupt"
+    STALE = "stale"
+    TIMEOUT = "timeout"
+    REFUSED = "refused"

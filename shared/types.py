@@ -1,0 +1,109 @@
+"""The words every part shares: ids, sampling parameters, and a request that was validated.
+
+Plain data only: nothing here imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+TokenId = NewType("TokenId", int)
+BlockId = NewType("BlockId", int)
+Incarnation = NewType("Incarnation", str)
+"""32 hex digits drawn at each start of a worker or router; compared only for equality."""
+
+MAX_SEED = 2**63 - 1
+
+
+class Role(StrEnum):
+    """What a worker does with a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in the OpenAI API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class EndReason(StrEnum):
+    """Why a leg left a worker; every leg ends with exactly one of these."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. The noise is a function of (seed, choice, token index) alone.
+
+    `temperature` 0 means greedy. `top_k` 0 means off; `top_p` 1 and `min_p` 0 mean off.
+    `stop_token_ids` end the choice like EOS does; `ignore_eos` switches EOS (not stop ids) off.
+    Neither EOS nor stop ids can be drawn before `min_tokens` tokens exist.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LegSpec:
+    """All that one choice of one prompt needs to be computed anywhere: the unit workers see.
+
+    A continuation is the same spec with the tokens the client has seen in `seen`: they are forced,
+    never sampled again, and the next token has index `len(seen)`.
+    """
+
+    leg: str
+    """`<request id>/<leg number>`: made by the router, unique in the cluster."""
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    choice: int = 0
+    seen: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LegRef:
+    """One attempt at one leg. A message about any other attempt or nonce is stale and dropped."""
+
+    leg: str
+    attempt: int
+    nonce: int
+    """A fresh random 48-bit number for each attempt; the high bits of its transfer tags."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidRequest:
+    """A client's request after the one place that parses and checks it (`services.router`)."""
+
+    request_id: str
+    model: str
+    legs: tuple[LegSpec, ...]
+    """Prompt-major: leg `i * n + j` is choice j of prompt i, and has that `index` in the answer."""
+    prompt_tokens: int
+    """Summed over prompts, each counted once however many choices it has (as OpenAI counts)."""
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    chat: bool = False
+    client_label: str = ""
+    """The client's own X-Request-Id: a label for people, never a key."""
+    received_ns: int = 0
+    """Monotonic time at which its first byte was read; 0 when nobody noted it."""
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    """W3C `traceparent`/`tracestate` of the caller, if any."""

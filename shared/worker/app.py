@@ -1,0 +1,296 @@
+"""The worker's composition root, for every role: load, open the ports, register, serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from kvrelay import __version__
+from kvrelay.shared.checkpoint.config import ModelConfig, read_config
+from kvrelay.shared.checkpoint.source import ModelSource, resolve_model, weights_id
+from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
+from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.kv.layout import KVLayout
+from kvrelay.shared.lifeline import announce_ready
+from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS, PROTOCOL
+from kvrelay.shared.rpc.gen import relay_pb2_grpc
+from kvrelay.shared.store.keys import Keys
+from kvrelay.shared.store.presence import Presence, Subject
+from kvrelay.shared.store.records import LoadRecord, WorkerRecord
+from kvrelay.shared.telemetry import log as logs
+from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
+from kvrelay.shared.telemetry.scrape import serve_metrics
+from kvrelay.shared.telemetry.tracing import Tracing
+from kvrelay.shared.transfer.open import open_transport
+from kvrelay.shared.transfer.protocol import Address
+from kvrelay.shared.types import Incarnation
+from kvrelay.shared.worker.capacity import Capacity, plan_capacity
+from kvrelay.shared.worker.config import WorkerConfig
+from kvrelay.shared.worker.servicer import WorkerServicer
+from kvrelay.shared.worker.session import Machinery, Session
+
+log = logging.getLogger(__name__)
+
+STREAM_GRACE_S = 0.5
+NOTHING_YET = WorkerGauges(0, 0, 0, 0, 0, 0, 0)
+
+
+def run(config: WorkerConfig) -> int:
+    """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
+    os.environ.update(compute_environment(config.compute_threads, os.environ))
+    return asyncio.run(Worker(config).serve())
+
+
+def compute_environment(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the compute library reads when it is loaded, unless the user set it."""
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that wait for work sleep: prefill and decode share the cores of one machine.
+        "OMP_WAIT_POLICY": "passive",
+        "GOMP_SPINCOUNT": "0",
+    }
+    return {name: value for name, value in defaults.items() if name not in environ}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of this worker before it opens a port."""
+
+    source: ModelSource
+    model: ModelConfig
+    tokenizer: TokenizerInfo
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the worker can be reached."""
+
+    grpc: str
+    metrics: str
+    transfer: Address
+
+
+class Worker:
+    """One worker process. `serve` is its life; a session is one incarnation in it."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._name = config.name or f"{config.role}-{os.getpid()}"
+        self._clock = SystemClock()
+        self._incarnation = Incarnation(secrets.token_hex(16))
+        self._session: Session | None = None
+        speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
+        logs.configure(speaker, config.log_level)
+
+    async def serve(self) -> int:
+        config = self._config
+        facts = await asyncio.to_thread(read_facts, config)
+        metrics = WorkerMetrics(self._gauges, self._info())
+        metrics_port, close_metrics = serve_metrics(
+            metrics.registry, config.host, config.metrics_port
+        )
+        # Heavy imports only now: a setting that cannot work is told within a moment.
+        from kvrelay.shared.worker.compute import load_compute
+
+        compute = await asyncio.to_thread(
+            load_compute,
+            facts.source,
+            facts.model,
+            facts.capacity,
+            config.compute_threads,
+            facts.tokenizer.vocab_size,
+        )
+        log.info(facts.capacity.describe())
+        fingerprint = await asyncio.to_thread(fingerprint_of, facts, config, compute.numerics)
+        transport = open_transport(
+            config.transport, host=config.host, advertise=config.advertise_host
+        )
+        transfer = await transport.listen()
+        log.info("the relay runs over %s", transport.describe())
+        tracing = Tracing.from_environment(
+            f"kvrelay-{config.role}", self._name, os.environ, self._clock
+        )
+        machinery = Machinery(
+            limits=limits_of(facts, config, fingerprint),
+            view=compute.view,
+            blocks=facts.capacity.blocks,
+            runner=compute.runner,
+            transport=transport,
+            metrics=metrics,
+            tracing=tracing,
+            clock=self._clock,
+        )
+        session = self._session = Session(self._incarnation, machinery)
+        servicer = WorkerServicer(session.node)
+        server, port = await self._listen(servicer)
+        ports = Ports(
+            f"{config.advertised_host}:{port}",
+            f"{config.advertised_host}:{metrics_port}",
+            transfer,
+        )
+        describe = recorder(facts, config, self._name, fingerprint, ports)
+        try:
+            await self._registered(machinery, servicer, describe)
+        finally:
+            await server.stop(STREAM_GRACE_S)
+            await self._session.close()
+            await transport.close()
+            tracing.close()
+            close_metrics()
+        return 0
+
+    async def _listen(self, servicer: WorkerServicer) -> tuple[grpc.aio.Server, int]:
+        """Raises `ConfigError` naming the setting when the port cannot be had."""
+        config = self._config
+        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        relay_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        try:
+            port = server.add_insecure_port(f"{config.host}:{config.port}")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"port: cannot listen on {config.host}:{config.port}: the address is in use "
+                "or not this machine's"
+            ) from error
+        await server.start()
+        return server, port
+
+    async def _registered(
+        self,
+        machinery: Machinery,
+        servicer: WorkerServicer,
+        describe: Callable[[Incarnation], WorkerRecord],
+    ) -> None:
+        """Hold the lease until a signal. Everything listens before anyone can learn of it."""
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, stopping.set)
+
+        async def renew() -> WorkerRecord:
+            log.warning("others gave this worker up while it stood still: it begins anew")
+            assert self._session is not None
+            await self._session.close()
+            self._incarnation = Incarnation(secrets.token_hex(16))
+            self._session = Session(self._incarnation, machinery)
+            servicer.serve(self._session.node)
+            return describe(self._incarnation)
+
+        def on_lapsed() -> WorkerRecord:
+            return asyncio.run_coroutine_threadsafe(renew(), loop).result()
+
+        presence = Presence(
+            self._config.redis_url,
+            Keys(self._config.cluster),
+            Subject(
+                describe(self._incarnation),
+                on_lapsed,
+                lambda: self._session is not None and self._session.check_health(),
+                self._load,
+            ),
+            self._clock,
+        )
+        presence.start()
+        record = describe(self._incarnation)
+        announce_ready(
+            {
+                "address": record.grpc_address,
+                "metrics": record.metrics_address,
+                "relay": machinery.transport.describe(),
+                "blocks": machinery.blocks,
+            }
+        )
+        await stopping.wait()
+        log.info("stopping")
+        await asyncio.to_thread(presence.stop)
+
+    def _load(self) -> LoadRecord:
+        assert self._session is not None
+        return self._session.load()
+
+    def _gauges(self) -> WorkerGauges:
+        return self._session.gauges() if self._session is not None else NOTHING_YET
+
+    def _info(self) -> dict[str, str]:
+        config = self._config
+        return {
+            "role": config.role,
+            "name": self._name,
+            "model": config.model,
+            "dtype": config.dtype,
+            "version": __version__,
+        }
+
+
+def read_facts(config: WorkerConfig) -> Facts:
+    """Everything that can be wrong with the settings is found here, before any weight is read."""
+    source = resolve_model(config.model)
+    model = read_config(source)
+    layout = KVLayout(model.layers, model.kv_heads, model.head_dim, config.block_size, config.dtype)
+    capacity = plan_capacity(
+        layout, config.kv_cache_memory_bytes, model.max_positions, config.max_model_len
+    )
+    return Facts(source, model, load_tokenizer(source.path), capacity)
+
+
+def fingerprint_of(facts: Facts, config: WorkerConfig, numerics: str) -> dict[str, str]:
+    """What two workers must have in common to continue each other's work (L12)."""
+    model = facts.model
+    return {
+        "protocol": str(PROTOCOL),
+        "layout": f"{model.layers}x{model.kv_heads}x{model.head_dim}",
+        "dtype": config.dtype,
+        "block_size": str(config.block_size),
+        "weights": weights_id(facts.source),
+        "tokenizer": facts.tokenizer.identity,
+        "numerics": numerics,
+    }
+
+
+def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]) -> EngineLimits:
+    return EngineLimits(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=facts.capacity.max_model_len,
+        vocab_size=facts.model.vocab,
+        salt=repr(sorted(fingerprint.items())).encode(),
+    )
+
+
+def recorder(
+    facts: Facts,
+    config: WorkerConfig,
+    name: str,
+    fingerprint: Mapping[str, str],
+    ports: Ports,
+) -> Callable[[Incarnation], WorkerRecord]:
+    """The registration record of any incarnation of this process."""
+
+    def describe(incarnation: Incarnation) -> WorkerRecord:
+        return WorkerRecord(
+            incarnation=incarnation,
+            role=config.role,
+            name=name,
+            model=config.model,
+            grpc_address=ports.grpc,
+            metrics_address=ports.metrics,
+            transfer_scheme=ports.transfer.scheme,
+            transfer_address=ports.transfer.value,
+            fingerprint=fingerprint,
+            block_size=config.block_size,
+            pool_blocks=facts.capacity.blocks,
+            max_model_len=facts.capacity.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+        )
+
+    return describe

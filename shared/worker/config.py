@@ -1,0 +1,91 @@
+"""The settings of a worker, in any role."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ByteSize, Field, model_validator
+
+from kvrelay.shared.config import ClusterName, LogLevel, Named, Port, RedisUrl, Settings
+from kvrelay.shared.types import Role
+
+WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
+
+
+class WorkerConfig(Settings):
+    """One frozen object per worker process; units are in the names."""
+
+    table: ClassVar[str] = "worker"
+
+    role: Role = Role.BOTH
+    """What the worker does with a request: prefill, decode or both."""
+    model: str
+    """A GGUF file, a Hugging Face folder, or a hub id."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of activations and of the KV memory."""
+    block_size: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens per KV block; the same on all workers of a group."""
+    max_model_len: Annotated[int | None, Field(ge=2)] = None
+    """Longest prompt plus answer in tokens; unset means what the model and the KV memory allow."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 64
+    """Most requests in one step."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    """Most tokens in one step; longer prompts are computed in chunks."""
+    kv_cache_memory_bytes: Annotated[
+        ByteSize, Field(ge=1 << 20), Named(setting="kv_cache_memory")
+    ] = ByteSize(512 << 20)
+    """Memory for KV blocks in bytes; 512MiB and 2GiB are understood."""
+    threads: Annotated[int | None, Field(ge=1, le=4096)] = None
+    """Compute threads; unset means every core that the process may use."""
+    redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
+    """The cluster's Redis. Give one with a password by environment or file, not by flag."""
+    cluster: ClusterName = "kvrelay"
+    """Name of the cluster: several can share one Redis."""
+    host: Annotated[str, Named(env="BIND_HOST")] = "127.0.0.1"
+    """Address that the worker's ports bind to."""
+    advertise_host: str | None = None
+    """Address under which others reach this worker; unset means `host`, if that is no wildcard."""
+    port: Annotated[Port, Named(env="RPC_PORT")] = 0
+    """gRPC port; 0 takes a free one."""
+    metrics_port: Port = 0
+    """HTTP port of /metrics and /health; 0 takes a free one."""
+    transport: Literal["auto", "ucx", "tcp"] = "auto"
+    """What carries KV blocks; auto takes ucx where it can be used, else tcp, and says which."""
+    name: Annotated[str, Field(max_length=64), Named(env="WORKER_NAME")] = ""
+    """A label for people, in logs and metrics."""
+    lease_s: Annotated[float, Field(ge=0.5, le=60)] = 1.5
+    """Seconds without progress after which the others take this worker for dead."""
+    log_level: LogLevel = "info"
+    """Least severe message that is logged."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> WorkerConfig:
+        if self.advertise_host is None and self.host in WILDCARDS:
+            raise ValueError(
+                f"advertise_host is required when host is the wildcard {self.host!r}: "
+                "others cannot reach a worker under it"
+            )
+        if self.advertise_host is not None and self.advertise_host in WILDCARDS:
+            raise ValueError(f"advertise_host is the wildcard {self.advertise_host!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> WorkerConfig:
+        if self.port and self.port == self.metrics_port:
+            raise ValueError(f"port and metrics_port are both {self.port}: they must differ")
+        return self
+
+    @property
+    def advertised_host(self) -> str:
+        """What goes into the registration record; never a wildcard."""
+        return self.advertise_host or self.host
+
+    @property
+    def compute_threads(self) -> int:
+        """`threads`, or the number of cores that this process may use."""
+        if self.threads is not None:
+            return self.threads
+        if hasattr(os, "sched_getaffinity"):
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1

@@ -1,0 +1,213 @@
+"""One worker between its three neighbours: router streams, the engine's thread, and the relay.
+
+Everything here runs on the event loop. Instructions come from the engine in batches, one per step;
+events go back through its inbox. The node keeps only what the engine does not care about: who the
+peers are, and which router stream takes which answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import singledispatchmethod
+
+from kvrelay.shared.engine import messages as m
+from kvrelay.shared.engine.loop import EngineLoop
+from kvrelay.shared.rpc.convert import (
+    finish_to_wire,
+    leg_from_wire,
+    ref_from_wire,
+    ref_to_wire,
+)
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.telemetry.timeline import Moment
+from kvrelay.shared.transfer.protocol import Address
+from kvrelay.shared.types import EndReason, LegRef
+from kvrelay.shared.worker.journal import LegJournal
+from kvrelay.shared.worker.outbox import Outbox
+from kvrelay.shared.worker.peers import PeerInfo
+from kvrelay.shared.worker.receiver import Receiver
+from kvrelay.shared.worker.sender import Sender
+
+log = logging.getLogger(__name__)
+
+_END_TO_WIRE = {
+    EndReason.FINISHED: pb.END_FINISHED,
+    EndReason.CANCELLED: pb.END_CANCELLED,
+    EndReason.FAILED: pb.END_FAILED,
+}
+
+
+class Node:
+    """`connect` joins it to its relay and engine before the first stream attaches."""
+
+    def __init__(self, incarnation: str, journal: LegJournal, healthy: Callable[[], bool]) -> None:
+        self._healthy = healthy
+        self._incarnation = incarnation
+        self._journal = journal
+        self._outboxes: dict[str, Outbox] = {}
+        self._peers: dict[LegRef, PeerInfo] = {}
+        self._engine: EngineLoop
+        self._sender: Sender
+        self._receiver: Receiver
+        self._loop = asyncio.get_running_loop()
+
+    def connect(self, engine: EngineLoop, sender: Sender, receiver: Receiver) -> None:
+        self._engine, self._sender, self._receiver = engine, sender, receiver
+
+    @property
+    def incarnation(self) -> str:
+        return self._incarnation
+
+    def retire(self) -> None:
+        """End every router's stream: this incarnation is over."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    # ---- from routers ------------------------------------------------------------------------
+
+    def attach(self, owner: str, outbox: Outbox) -> None:
+        self._outboxes[owner] = outbox
+        log.info("router %s attached", owner)
+
+    def detach(self, owner: str) -> None:
+        del self._outboxes[owner]
+        self._engine.post(m.OwnerGone(owner))
+        log.info("router %s left", owner)
+
+    def command(self, owner: str, command: pb.Command) -> None:
+        kind = command.WhichOneof("kind")
+        if kind == "serve":
+            self._serve(owner, command.serve)
+        elif kind == "reserve":
+            self._reserve(owner, command.reserve)
+        elif kind == "room":
+            room = command.room
+            granted = m.RoomGranted(
+                ref_from_wire(room.ref), room.first_missing_token, tuple(room.run_blocks)
+            )
+            self._engine.post(granted)
+        elif kind == "published":
+            self._engine.post(m.Published(ref_from_wire(command.published)))
+        elif kind == "cancel":
+            self._engine.post(m.Cancel(ref_from_wire(command.cancel)))
+
+    def _serve(self, owner: str, serve: pb.Serve) -> None:
+        ref = ref_from_wire(serve.ref)
+        handoff = serve.HasField("decode")
+        if handoff:
+            self._peers[ref] = peer_from_wire(serve.decode)
+        self._journal.begin(ref, "prefill" if handoff else "both", serve.traceparent)
+        spec = leg_from_wire(ref.leg, serve.leg)
+        self._engine.post(m.Serve(owner, ref, spec, handoff))
+
+    def _reserve(self, owner: str, reserve: pb.Reserve) -> None:
+        ref = ref_from_wire(reserve.ref)
+        self._peers[ref] = peer_from_wire(reserve.prefill)
+        self._journal.begin(ref, "decode", reserve.traceparent)
+        spec = leg_from_wire(ref.leg, reserve.leg)
+        self._engine.post(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
+
+    async def inspect(self) -> pb.InspectReply:
+        state = self._engine.engine.state
+        counts = state.pool.counts()
+        return pb.InspectReply(
+            incarnation=self._incarnation,
+            total_blocks=counts.total,
+            free_blocks=counts.free,
+            cached_idle_blocks=counts.cached_idle,
+            in_use_blocks=counts.in_use,
+            quarantined_blocks=counts.quarantined,
+            waiting=len(state.waiting) + len(state.reserving),
+            running=len(state.running),
+            healthy=self._healthy(),
+            holders=sorted(leg.key for leg in [*state.legs.values()] if leg.blocks),
+        )
+
+    # ---- from the engine ---------------------------------------------------------------------
+
+    def deliver(self, out: list[m.Instruction]) -> None:
+        """Called on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._perform_all, out)
+
+    def _perform_all(self, out: list[m.Instruction]) -> None:
+        for instruction in out:
+            self._perform(instruction)
+
+    def _say(self, owner: str, event: pb.Event) -> None:
+        outbox = self._outboxes.get(owner)
+        if outbox is not None:
+            outbox.put(event)
+
+    @singledispatchmethod
+    def _perform(self, instruction: m.Instruction) -> None:
+        raise TypeError(f"no such instruction: {instruction!r}")
+
+    @_perform.register
+    def _(self, it: m.NeedRoom) -> None:
+        self._say(it.owner, pb.Event(need_room=ref_to_wire(it.ref)))
+
+    @_perform.register
+    def _(self, it: m.Room) -> None:
+        room = pb.Room(
+            ref=ref_to_wire(it.ref),
+            first_missing_token=it.first_missing,
+            run_blocks=it.run_blocks,
+        )
+        self._say(it.owner, pb.Event(room=room))
+
+    @_perform.register
+    def _(self, it: m.Started) -> None:
+        self._journal.stamp(it.ref, Moment.PREFILL_STARTED)
+        started = pb.Started(ref=ref_to_wire(it.ref), cached_tokens=it.cached)
+        self._say(it.owner, pb.Event(started=started))
+
+    @_perform.register
+    def _(self, it: m.TokenOut) -> None:
+        self._journal.token(it.ref)
+        token = pb.Token(
+            ref=ref_to_wire(it.ref),
+            index=it.index,
+            token=it.token,
+            finish=finish_to_wire(it.finish),
+        )
+        self._say(it.owner, pb.Event(token=token))
+
+    @_perform.register
+    def _(self, it: m.PublishedOut) -> None:
+        self._journal.stamp(it.ref, Moment.PUBLISHED)
+        published = pb.Published(ref=ref_to_wire(it.ref), relayed_tokens=it.tokens)
+        self._say(it.owner, pb.Event(published=published))
+
+    @_perform.register
+    def _(self, it: m.Ended) -> None:
+        self._peers.pop(it.ref, None)
+        self._journal.end(it.ref, it.reason, it.message)
+        ended = pb.Ended(
+            ref=ref_to_wire(it.ref),
+            reason=_END_TO_WIRE[it.reason],
+            message=it.message,
+            retryable=it.retryable,
+        )
+        self._say(it.owner, pb.Event(ended=ended))
+
+    @_perform.register
+    def _(self, it: m.Push) -> None:
+        self._sender.push(it, self._peers[it.ref])
+
+    @_perform.register
+    def _(self, it: m.Abandon) -> None:
+        self._sender.abandon(it.ref)
+
+    @_perform.register
+    def _(self, it: m.Expect) -> None:
+        self._receiver.expect(it, self._peers[it.ref])
+
+    @_perform.register
+    def _(self, it: m.Forget) -> None:
+        self._receiver.forget(it.ref)
+
+
+def peer_from_wire(wire: pb.Peer) -> PeerInfo:
+    return PeerInfo(wire.incarnation, Address(wire.scheme, wire.address))

@@ -1,0 +1,242 @@
+"""Decode's half of the relay: one lane per prefill peer, chunks straight into quarantined blocks.
+
+The lane of a peer always has one receive posted, for the next header. A header names its attempt;
+if that attempt is expected here, from this writer, in this range, its body is received into its
+blocks, and otherwise into a sink. So nothing of a cancelled or stale attempt can touch memory that
+has another owner, and nothing that comes late is left in the way of what follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvrelay.shared.engine.messages import ChunkArrived, Expect, Forgotten, RelayFailed
+from kvrelay.shared.errors import CorruptFrame, PeerLost, TransferError
+from kvrelay.shared.tasks import TaskSet
+from kvrelay.shared.telemetry.labels import Direction, TransferFault
+from kvrelay.shared.telemetry.metrics import WorkerMetrics
+from kvrelay.shared.transfer.protocol import Peer, Transport
+from kvrelay.shared.transfer.wire import (
+    HEADER_BYTES,
+    ChunkHeader,
+    body_tag,
+    checksum,
+    decode_header,
+    header_tag,
+)
+from kvrelay.shared.types import LegRef
+from kvrelay.shared.worker.peers import PeerInfo
+from kvrelay.shared.worker.sender import BlockView
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[ChunkArrived | RelayFailed | Forgotten], None]
+
+BODY_DEADLINE_S = 5.0
+"""Between a header and the end of its body; a peer slower than that is taken for lost."""
+FORGET_GRACE_S = 0.5
+"""What a body in flight still gets once nobody wants it, before its peer is dropped."""
+
+
+@dataclass(slots=True)
+class Landing:
+    """Where one attempt's chunks go."""
+
+    expect: Expect
+    writing: bool = False
+    """A body is being received into the blocks."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self) -> None:
+        self.writing = True
+        self.idle.clear()
+
+    def finish(self) -> None:
+        self.writing = False
+        self.idle.set()
+
+
+class Receiver:
+    """All calls on the transport's event loop. `report` takes what happened."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        incarnation: str,
+        view: BlockView,
+        report: Report,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._transport = transport
+        self._incarnation = incarnation
+        self._view = view
+        self._block_bytes = view(0, 1).nbytes
+        self._report = report
+        self._metrics = metrics
+        self._landings: dict[int, Landing] = {}
+        self._tasks = TaskSet()
+        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._peers: dict[str, Peer] = {}
+        self._sink = bytearray()
+
+    def expect(self, expect: Expect, writer: PeerInfo) -> None:
+        """Accept chunks of this attempt from this writer."""
+        self._landings[expect.ref.nonce] = Landing(expect)
+        lane = self._lanes.get(writer.incarnation)
+        if lane is None or lane.done():
+            self._lanes[writer.incarnation] = self._tasks.spawn(self._run(writer))
+
+    def forget(self, ref: LegRef) -> None:
+        """Accept no more; `Forgotten` follows when nothing writes into the blocks any more."""
+        landing = self._landings.pop(ref.nonce, None)
+        if landing is None or not landing.writing:
+            self._report(Forgotten(ref))
+            return
+        self._tasks.spawn(self._forget(ref, landing))
+
+    async def close(self) -> None:
+        await self._tasks.cancel()
+
+    async def _forget(self, ref: LegRef, landing: Landing) -> None:
+        try:
+            async with asyncio.timeout(FORGET_GRACE_S):
+                await landing.idle.wait()
+        except TimeoutError:
+            await self._drop(landing.expect.writer)
+            await landing.idle.wait()
+        self._report(Forgotten(ref))
+
+    async def _drop(self, writer: str) -> None:
+        if (peer := self._peers.pop(writer, None)) is not None:
+            await self._transport.close_peer(peer)
+
+    async def _run(self, writer: PeerInfo) -> None:
+        """One lane, until its peer is lost: then every attempt that waits for it fails."""
+        problem = "the worker is stopping"
+        header = bytearray(HEADER_BYTES)
+        try:
+            peer = await self._transport.connect(writer.address)
+            self._peers[writer.incarnation] = peer
+            while True:
+                tag = header_tag(writer.incarnation)
+                await self._transport.recv(peer, tag, memoryview(header))
+                await self._chunk(peer, decode_header(header), writer)
+        except TransferError as error:
+            problem = str(error)
+            corrupt = isinstance(error, CorruptFrame)
+            self._metrics.transfer_failed(
+                TransferFault.CORRUPT if corrupt else TransferFault.PEER_LOST
+            )
+            log.warning("relay from %s: %s", writer.incarnation, problem)
+        finally:
+            await self._drop(writer.incarnation)
+            for landing in [*self._landings.values()]:
+                if landing.expect.writer == writer.incarnation:
+                    self._report(RelayFailed(landing.expect.ref, problem))
+
+    async def _chunk(self, peer: Peer, header: ChunkHeader, writer: PeerInfo) -> None:
+        """Receive the body of one chunk, wherever it belongs."""
+        landing = self._landings.get(header.ref.nonce)
+        problem = self._misfit(landing, header, writer)
+        if landing is None or problem is not None:
+            stale = landing is None
+            self._metrics.transfer_failed(TransferFault.STALE if stale else TransferFault.REFUSED)
+            await self._receive(peer, header, None)
+            if landing is not None:
+                self._report(RelayFailed(landing.expect.ref, problem or ""))
+            return
+        landing.begin()
+        begun_ns = time.monotonic_ns()
+        try:
+            views = await self._receive(peer, header, landing.expect)
+            received = await asyncio.to_thread(checksum, views)
+        finally:
+            landing.finish()
+        elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
+        self._arrived(landing.expect, header, received, elapsed_s)
+
+    def _arrived(
+        self, expect: Expect, header: ChunkHeader, received: int, elapsed_s: float
+    ) -> None:
+        if header.ref.nonce not in self._landings:
+            return  # forgotten while it came in
+        if received != header.body_checksum:
+            self._metrics.transfer_failed(TransferFault.CORRUPT)
+            self._report(RelayFailed(expect.ref, f"checksum of chunk {header.chunk} is wrong"))
+            return
+        self._metrics.chunk_relayed(Direction.RECEIVED, header.blocks, header.body_bytes, elapsed_s)
+        token = -1
+        if header.first is not None:
+            del self._landings[header.ref.nonce]
+            token = header.first.token
+        self._report(
+            ChunkArrived(expect.ref, header.token_start, header.token_end, header.last, token)
+        )
+
+    def _misfit(self, landing: Landing | None, header: ChunkHeader, writer: PeerInfo) -> str | None:
+        """Why this chunk may not be written where it asks to be (None: it may)."""
+        if landing is None:
+            return "stale"
+        expect, size = landing.expect, landing.expect.block_size
+        first = (header.token_start - expect.first_missing) // size
+        blocks = -(-(header.token_end - header.token_start) // size)
+        checks = (
+            (header.sender == writer.incarnation == expect.writer, "writer"),
+            (header.receiver == self._incarnation, "receiver"),
+            (header.ref == expect.ref, "attempt"),
+            (
+                expect.first_missing <= header.token_start < header.token_end <= expect.total,
+                "range",
+            ),
+            ((header.token_start - expect.first_missing) % size == 0, "start"),
+            (header.token_end % size == 0 or header.last, "end"),
+            (header.blocks == blocks and first + blocks <= len(expect.blocks), "blocks"),
+            (header.body_bytes == blocks * self._block_bytes, "bytes"),
+        )
+        wrong = [name for right, name in checks if not right]
+        return f"chunk {header.chunk} does not fit its reservation: {wrong[0]}" if wrong else None
+
+    async def _receive(
+        self, peer: Peer, header: ChunkHeader, expect: Expect | None
+    ) -> list[memoryview]:
+        """Take the pieces off the wire, into the attempt's blocks or (None) into the sink."""
+        if header.body_bytes != header.blocks * self._block_bytes:
+            raise CorruptFrame(f"{header.blocks} blocks cannot be {header.body_bytes} bytes")
+        try:
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                return await self._pieces(peer, header, expect)
+        except TimeoutError:
+            raise PeerLost(f"the body of chunk {header.chunk} does not come") from None
+
+    async def _pieces(
+        self, peer: Peer, header: ChunkHeader, expect: Expect | None
+    ) -> list[memoryview]:
+        tag = body_tag(header.ref.nonce, header.chunk)
+        first = 0
+        if expect is not None:
+            first = (header.token_start - expect.first_missing) // expect.block_size
+        views: list[memoryview] = []
+        for count in header.pieces:
+            if expect is None:
+                view = self._sink_view(count * self._block_bytes)
+            else:
+                view = self._run_view(expect, first, count)
+            await self._transport.recv(peer, tag, view)
+            views.append(view)
+            first += count
+        return views
+
+    def _run_view(self, expect: Expect, first: int, count: int) -> memoryview:
+        blocks = expect.blocks[first : first + count]
+        if any(block != blocks[0] + i for i, block in enumerate(blocks)):
+            raise CorruptFrame("a piece spans blocks that are not adjacent here")
+        return self._view(blocks[0], count)
+
+    def _sink_view(self, size: int) -> memoryview:
+        if len(self._sink) < size:
+            self._sink = bytearray(size)
+        return memoryview(self._sink)[:size]

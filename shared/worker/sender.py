@@ -1,0 +1,173 @@
+"""Prefill's half of the relay: one lane per decode peer, chunks in order, straight from the pool.
+
+A chunk is a header and its pieces: runs of blocks that lie adjacent at both ends. Every `Push` is
+answered by exactly one `PushDone`, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvrelay.shared.engine.messages import Push, PushDone
+from kvrelay.shared.errors import PeerLost, TransferError
+from kvrelay.shared.tasks import TaskSet
+from kvrelay.shared.telemetry.labels import Direction, TransferFault
+from kvrelay.shared.telemetry.metrics import WorkerMetrics
+from kvrelay.shared.transfer.protocol import Peer, Transport
+from kvrelay.shared.transfer.wire import (
+    ChunkHeader,
+    FirstToken,
+    body_tag,
+    checksum,
+    common_runs,
+    encode_header,
+    header_tag,
+)
+from kvrelay.shared.types import Incarnation, LegRef
+from kvrelay.shared.worker.peers import PeerInfo
+
+log = logging.getLogger(__name__)
+
+BlockView = Callable[[int, int], memoryview]
+"""(first block, count) -> the bytes of `count` adjacent blocks."""
+
+CHUNK_DEADLINE_S = 5.0
+"""A chunk that has not left by then goes to a peer that does not answer."""
+ABANDON_GRACE_S = 0.5
+"""What an abandoned chunk in flight still gets: its receiver drains it, or is gone."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """To one start of one decode worker."""
+
+    to: PeerInfo
+    jobs: deque[Push]
+    filled: asyncio.Event
+    peer: Peer | None = None
+    sending: LegRef | None = None
+    hurry: asyncio.Event | None = None
+    """Set when the chunk in flight was abandoned."""
+
+
+class Sender:
+    """All calls on the transport's event loop. `done` takes the answers."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        incarnation: Incarnation,
+        view: BlockView,
+        done: Callable[[PushDone], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._transport = transport
+        self._incarnation = incarnation
+        self._view = view
+        self._done = done
+        self._metrics = metrics
+        self._lanes: dict[str, Lane] = {}
+        self._tasks = TaskSet()
+
+    def push(self, push: Push, to: PeerInfo) -> None:
+        lane = self._lanes.get(to.incarnation)
+        if lane is None:
+            lane = Lane(to, deque(), asyncio.Event())
+            self._lanes[to.incarnation] = lane
+            self._tasks.spawn(self._run(lane))
+        lane.jobs.append(push)
+        lane.filled.set()
+
+    def abandon(self, ref: LegRef) -> None:
+        """Chunks of this attempt not yet begun never will be; the one in flight gets a moment."""
+        for lane in self._lanes.values():
+            dropped = [push for push in lane.jobs if push.ref == ref]
+            if dropped:
+                lane.jobs = deque(push for push in lane.jobs if push.ref != ref)
+            for _ in dropped:
+                self._done(PushDone(ref, "abandoned"))
+            if lane.sending == ref and lane.hurry is not None:
+                lane.hurry.set()
+
+    async def close(self) -> None:
+        """Stop all lanes; what was queued is answered with an error."""
+        await self._tasks.cancel()
+
+    async def _run(self, lane: Lane) -> None:
+        try:
+            while True:
+                await lane.filled.wait()
+                lane.filled.clear()
+                while lane.jobs:
+                    push = lane.jobs.popleft()
+                    error = await self._attempt(lane, push)
+                    self._done(PushDone(push.ref, error))
+        finally:
+            for push in lane.jobs:
+                self._done(PushDone(push.ref, "the worker is stopping"))
+
+    async def _attempt(self, lane: Lane, push: Push) -> str | None:
+        """Send one chunk; a failure drops the connection, so that the next makes a new one."""
+        lane.sending, lane.hurry = push.ref, asyncio.Event()
+        chunk = asyncio.create_task(self._send(lane, push))
+        hurry = asyncio.create_task(lane.hurry.wait())
+        try:
+            await asyncio.wait(
+                (chunk, hurry), timeout=CHUNK_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not chunk.done():
+                await asyncio.wait((chunk,), timeout=ABANDON_GRACE_S)
+            if not chunk.done():
+                raise PeerLost(f"decode worker {lane.to.incarnation} takes no chunks")
+            await chunk
+            return None
+        except TransferError as error:
+            self._metrics.transfer_failed(TransferFault.PEER_LOST)
+            log.warning("chunk %d of %s: %s", push.chunk, push.ref.leg, error)
+            await self._drop(lane, chunk)
+            return str(error)
+        finally:
+            hurry.cancel()
+            chunk.cancel()
+            lane.sending = lane.hurry = None
+
+    async def _drop(self, lane: Lane, chunk: asyncio.Task[None]) -> None:
+        if lane.peer is not None:
+            await self._transport.close_peer(lane.peer)
+            lane.peer = None
+        chunk.cancel()
+        await asyncio.gather(chunk, return_exceptions=True)
+
+    async def _send(self, lane: Lane, push: Push) -> None:
+        if lane.peer is None or not lane.peer.alive:
+            lane.peer = await self._transport.connect(lane.to.address)
+        pieces = tuple(common_runs(push.blocks, push.run_blocks))
+        views = []
+        first = 0
+        for count in pieces:
+            views.append(self._view(push.blocks[first], count))
+            first += count
+        header = ChunkHeader(
+            ref=push.ref,
+            sender=self._incarnation,
+            receiver=Incarnation(lane.to.incarnation),
+            chunk=push.chunk,
+            token_start=push.start,
+            token_end=push.end,
+            pieces=pieces,
+            body_bytes=sum(view.nbytes for view in views),
+            body_checksum=await asyncio.to_thread(checksum, views),
+            first=FirstToken(push.token, push.index) if push.last else None,
+        )
+        tag = body_tag(push.ref.nonce, push.chunk)
+        begun_ns = time.monotonic_ns()
+        await self._transport.send(lane.peer, header_tag(self._incarnation), encode_header(header))
+        for view in views:
+            await self._transport.send(lane.peer, tag, view)
+        elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
+        self._metrics.chunk_relayed(Direction.SENT, len(push.blocks), header.body_bytes, elapsed_s)

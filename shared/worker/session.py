@@ -1,0 +1,129 @@
+"""One incarnation of a worker: its engine, its relay and its node, from birth to `close`.
+
+A worker that was given up by the others while it stood still goes on as a new session: the model
+and the KV memory stay, everything that anyone could still refer to is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from kvrelay.shared.clock import Clock
+from kvrelay.shared.engine.engine import Engine
+from kvrelay.shared.engine.loop import EngineLoop
+from kvrelay.shared.engine.pace import Pace
+from kvrelay.shared.engine.plan import Plan, Runner
+from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.store.records import LoadRecord
+from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
+from kvrelay.shared.telemetry.tracing import Tracing
+from kvrelay.shared.transfer.protocol import Transport
+from kvrelay.shared.types import Incarnation
+from kvrelay.shared.worker.journal import LegJournal
+from kvrelay.shared.worker.node import Node
+from kvrelay.shared.worker.receiver import Receiver
+from kvrelay.shared.worker.sender import BlockView, Sender
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What outlives an incarnation."""
+
+    limits: EngineLimits
+    view: BlockView
+    blocks: int
+    runner: Runner
+    transport: Transport
+    metrics: WorkerMetrics
+    tracing: Tracing
+    clock: Clock
+
+
+class Session:
+    """Made on the event loop; the engine's thread runs until `close`."""
+
+    def __init__(self, incarnation: Incarnation, machinery: Machinery) -> None:
+        self.incarnation = incarnation
+        self._metrics = machinery.metrics
+        limits = machinery.limits
+        journal = LegJournal(machinery.tracing, machinery.clock)
+        self.node = Node(self.incarnation, journal, lambda: self.well)
+        self.well = True
+        """What `check_health` found last."""
+        self.pace = Pace(limits.max_num_batched_tokens, limits.block_size)
+        self.engine = Engine(limits, machinery.blocks)
+        self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self.node.deliver)
+        self.loop.on_step = self._on_step
+        self._sender = Sender(
+            machinery.transport,
+            self.incarnation,
+            machinery.view,
+            self.loop.post,
+            machinery.metrics,
+        )
+        self._receiver = Receiver(
+            machinery.transport,
+            self.incarnation,
+            machinery.view,
+            self.loop.post,
+            machinery.metrics,
+        )
+        self.node.connect(self.loop, self._sender, self._receiver)
+        self._seen_progress = -1
+        self._counted = (0, 0, 0)
+        self.loop.start()
+
+    async def close(self) -> None:
+        """End every stream, stop computing, and let go of all peers."""
+        self.node.retire()
+        await asyncio.to_thread(self.loop.stop)
+        await self._sender.close()
+        await self._receiver.close()
+
+    def check_health(self) -> bool:
+        """Whether the engine advanced since the last call, or has nothing to do."""
+        progress = self.loop.progress
+        advanced = progress != self._seen_progress
+        self._seen_progress = progress
+        self.well = self.loop.alive and (advanced or not self.loop.busy)
+        return self.well
+
+    def gauges(self) -> WorkerGauges:
+        state = self.engine.state
+        counts = state.pool.counts()
+        return WorkerGauges(
+            pool_blocks=counts.total,
+            free_blocks=counts.free,
+            cached_idle_blocks=counts.cached_idle,
+            in_use_blocks=counts.in_use,
+            quarantined_blocks=counts.quarantined,
+            requests_waiting=len(state.waiting) + len(state.reserving),
+            requests_running=len(state.running) + state.receiving,
+        )
+
+    def load(self) -> LoadRecord:
+        state = self.engine.state
+        waiting = [*state.waiting]
+        return LoadRecord(
+            waiting_requests=len(waiting) + len(state.reserving),
+            waiting_tokens=sum(leg.total for leg in waiting),
+            running_requests=len(state.running) + state.receiving,
+            free_blocks=state.pool.available,
+            total_blocks=state.pool.total,
+            prefill_tokens_per_s=self.pace.prefill_tokens_per_s,
+            decode_tokens_per_s=self.pace.decode_tokens_per_s,
+        )
+
+    def _on_step(self, plan: Plan, elapsed_ns: int) -> None:
+        """On the engine's thread, after each step."""
+        outputs = sum(len(row.tokens) for row in plan.rows if row.index > 0)
+        self._metrics.step_ended(elapsed_ns / 1e9, plan.tokens - outputs, outputs)
+        state = self.engine.state
+        now = (state.preemptions, state.cache_hit_tokens, state.cache_miss_tokens)
+        preempted, hits, misses = (a - b for a, b in zip(now, self._counted, strict=True))
+        self._counted = now
+        for _ in range(preempted):
+            self._metrics.preempted()
+        if hits or misses:
+            self._metrics.prefix_looked_up(hits, misses)

@@ -1,0 +1,37 @@
+"""For all suites: a test leaves no thread and no child process behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+_JOIN_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that ends with a thread or child process that it did not find.
+
+    Those of wider fixtures and of libraries that keep a pool are marked `leaks_allowed`.
+    """
+    if request.node.get_closest_marker("leaks_allowed"):
+        yield
+        return
+    threads = set(threading.enumerate())
+    children = _children()
+    yield
+    left = [t for t in threading.enumerate() if t not in threads and not t.daemon]
+    for thread in left:
+        thread.join(_JOIN_S)
+    alive = [t.name for t in left if t.is_alive()]
+    assert not alive, f"threads left running: {alive}"
+    new = [child for child in _children() if child not in children]
+    _, stuck = psutil.wait_procs(new, timeout=_JOIN_S)
+    assert not stuck, f"child processes left running: {stuck}"
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children())

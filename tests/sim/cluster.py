@@ -1,0 +1,268 @@
+"""A whole cluster in one process on virtual time: the real router core, nodes, engines and relay.
+
+Simulated are the gRPC streams (a delay), Redis (nobody to ask), the transport (loopback with
+faults), the model (a hash chain) and death: a killed worker falls silent and is noticed later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.sim.model import BLOCK, VOCAB, ChainMemory
+from tests.sim.virtual import VirtualClock
+
+from kvrelay.services.router.admission import Admission
+from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.observe import Observer
+from kvrelay.services.router.policy import LiveWorker
+from kvrelay.shared.engine.engine import Engine
+from kvrelay.shared.engine.messages import Event, Instruction
+from kvrelay.shared.engine.plan import Plan
+from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.errors import StoreError
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.store.keys import Keys
+from kvrelay.shared.store.ledger import Ledger
+from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
+from kvrelay.shared.telemetry.metrics import (
+    RouterGauges,
+    RouterMetrics,
+    WorkerGauges,
+    WorkerMetrics,
+)
+from kvrelay.shared.telemetry.tracing import Tracing
+from kvrelay.shared.transfer.loopback import Hub
+from kvrelay.shared.types import Incarnation, Role, ValidRequest
+from kvrelay.shared.worker.journal import LegJournal
+from kvrelay.shared.worker.node import Node
+from kvrelay.shared.worker.outbox import Outbox
+from kvrelay.shared.worker.receiver import Receiver
+from kvrelay.shared.worker.sender import Sender
+
+STREAM_S = 0.0005
+STEP_S = 0.001
+TOKEN_S = 0.0002
+NOTICE_S = 1.0
+FINGERPRINT = dict.fromkeys(FINGERPRINT_FIELDS, "sim")
+
+
+class SimEngineLoop:
+    """The engine's loop on timers instead of a thread; checks L4 after every move."""
+
+    def __init__(self, engine: Engine, memory: ChainMemory, node: Node) -> None:
+        self.engine = engine
+        self._memory = memory
+        self._deliver = node.deliver
+        self._inbox: list[Event] = []
+        self._stepping = False
+        self.dead = False
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        if not self._stepping:
+            self._stepping = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        if self.dead:
+            return
+        events, self._inbox = self._inbox, []
+        for event in events:
+            self._out(self.engine.handle(event))
+        plan, out = self.engine.plan(budget_tokens=self.engine.state.limits.max_num_batched_tokens)
+        self._out(out)
+        if plan is None:
+            self._stepping = bool(self._inbox)
+            if self._stepping:
+                asyncio.get_running_loop().call_soon(self._turn)
+            return
+        seconds = STEP_S + TOKEN_S * plan.tokens
+        asyncio.get_running_loop().call_later(seconds, self._complete, plan)
+
+    def _complete(self, plan: Plan) -> None:
+        if self.dead:
+            return
+        self._out(self.engine.complete(plan, self._memory.run(plan)))
+        asyncio.get_running_loop().call_soon(self._turn)
+
+    def _out(self, out: list[Instruction]) -> None:
+        self.engine.state.check()
+        if out:
+            self._deliver(out)
+
+
+class SimWorker:
+    """One start of one worker, and the router's stream to it."""
+
+    def __init__(self, cluster: SimCluster, role: Role, number: int, blocks: int) -> None:
+        self._cluster = cluster
+        self.role = role
+        self.incarnation = Incarnation(f"{cluster.rng.getrandbits(128):032x}")
+        self.open = True
+        memory = ChainMemory(blocks)
+        limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, b"sim")
+        self.engine = Engine(limits, blocks)
+        self.transport = cluster.hub.transport()
+        metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
+        journal = LegJournal(Tracing(), cluster.clock)
+        self.node = Node(self.incarnation, journal, lambda: True)
+        self.loop = SimEngineLoop(self.engine, memory, self.node)
+        parts = (self.transport, self.incarnation, memory.view, self.loop.post, metrics)
+        self.sender = Sender(*parts)
+        self.receiver = Receiver(*parts)
+        self.node.connect(self.loop, self.sender, self.receiver)  # type: ignore[arg-type]
+        self.name = f"{role}-{number}"
+        self._blocks = blocks
+        self._outbox = Outbox()
+        self._task: asyncio.Task[None]
+
+    async def start(self) -> None:
+        address = await self.transport.listen()
+        self.record = WorkerRecord(
+            incarnation=self.incarnation,
+            role=self.role,
+            name=self.name,
+            model="sim",
+            grpc_address="sim:1",
+            metrics_address="",
+            transfer_scheme=address.scheme,
+            transfer_address=address.value,
+            fingerprint=FINGERPRINT,
+            block_size=BLOCK,
+            pool_blocks=self._blocks,
+            max_model_len=self._blocks * BLOCK,
+            max_num_seqs=16,
+        )
+        self.node.attach("router", self._outbox)
+        self._task = asyncio.create_task(self._stream())
+
+    def send(self, command: pb.Command) -> None:
+        """The router's end of the stream."""
+        copy = pb.Command.FromString(command.SerializeToString())
+        loop = asyncio.get_running_loop()
+        loop.call_later(STREAM_S, lambda: self.open and self.node.command("router", copy))
+
+    async def _stream(self) -> None:
+        loop = asyncio.get_running_loop()
+        while events := await self._outbox.take():
+            for event in events:
+                loop.call_later(STREAM_S, self._heard, event)
+
+    def _heard(self, event: pb.Event) -> None:
+        if self.open:
+            self._cluster.dispatcher.on_event(self.incarnation, event)
+
+    async def kill(self) -> None:
+        """Silence, in the middle of whatever it was doing. Peers are told nothing."""
+        self.open = False
+        self.loop.dead = True
+        self._task.cancel()
+        await self.sender.close()
+        await self.receiver.close()
+        await self.transport.close()
+
+    def load(self) -> LoadRecord:
+        state = self.engine.state
+        return LoadRecord(len(state.waiting), 0, len(state.running), 0, 0, 0.0, 0.0)
+
+
+class NoStore:
+    """Redis is away: each router decides by its own view."""
+
+    async def assign(
+        self, candidates: Sequence[str], cost_tokens: int, router: str, leg: str
+    ) -> str:
+        raise StoreError("away")
+
+
+@dataclass(slots=True)
+class Shape:
+    prefills: int = 2
+    decodes: int = 2
+    boths: int = 0
+    blocks: int = 24
+
+
+class SimCluster:
+    """Also the router's roster of workers."""
+
+    def __init__(self, rng: random.Random, hub: Hub, shape: Shape) -> None:
+        self.rng = rng
+        self.hub = hub
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.workers: dict[str, SimWorker] = {}
+        self._shape = shape
+        self._changed = asyncio.Event()
+        self._started = 0
+        metrics = RouterMetrics(lambda: RouterGauges(0, {}))
+        ledger = Ledger("redis://127.0.0.1:1/0", Keys("sim"), "router")
+        self.observer = Observer(metrics, Tracing(), ledger, self.clock)
+        deadlines = Deadlines(60, 60, 60, 10, 60)
+        admission = Admission(10_000, self.clock)
+        self.dispatcher = Dispatcher(NoStore(), admission, self.observer, deadlines, "router")
+        self.dispatcher.join(self)
+
+    async def start(self) -> None:
+        shape = self._shape
+        for role, count in (
+            (Role.PREFILL, shape.prefills),
+            (Role.DECODE, shape.decodes),
+            (Role.BOTH, shape.boths),
+        ):
+            for _ in range(count):
+                await self.add(role)
+
+    async def add(self, role: Role) -> SimWorker:
+        worker = SimWorker(self, role, self._started, self._shape.blocks)
+        self._started += 1
+        await worker.start()
+        self.workers[worker.incarnation] = worker
+        self._changed.set()
+        return worker
+
+    async def kill_and_restart(self, worker: SimWorker, after_s: float) -> None:
+        await worker.kill()
+        await asyncio.sleep(NOTICE_S)
+        del self.workers[worker.incarnation]
+        self.dispatcher.on_lost(worker.incarnation)
+        self._changed.set()
+        await asyncio.sleep(after_s)
+        await self.add(worker.role)
+
+    async def stop(self) -> None:
+        for worker in self.workers.values():
+            await worker.kill()
+
+    # ---- the roster --------------------------------------------------------------------------
+
+    def live(self) -> list[LiveWorker]:
+        # A worker that was killed and not yet missed is chosen like any other.
+        return [LiveWorker(worker.record, worker.load()) for worker in self.workers.values()]
+
+    def link(self, incarnation: str) -> SimWorker | None:
+        return self.workers.get(incarnation)
+
+    async def wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    # ---- clients -----------------------------------------------------------------------------
+
+    async def ask(self, request: ValidRequest, leave_after_s: float | None) -> list[list[int]]:
+        """The tokens of each leg; with `leave_after_s` the client may go before they are whole."""
+        answers: list[list[int]] = [[] for _ in request.legs]
+        generation = self.dispatcher.generate(request)
+        try:
+            async with asyncio.timeout(leave_after_s):
+                async for event in generation:
+                    assert event.index == len(answers[event.leg]), "each index once, in order"
+                    answers[event.leg].append(event.token)
+        except TimeoutError:
+            pass
+        finally:
+            await generation.aclose()
+            await generation.aclose()
+        return answers

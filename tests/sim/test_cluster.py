@@ -1,0 +1,103 @@
+"""The promise, on virtual time: the same tokens whatever happens, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from tests.sim.cluster import Shape, SimCluster
+from tests.sim.model import VOCAB, reference
+from tests.sim.virtual import run_virtual
+
+from kvrelay.shared.transfer.loopback import Faults, Hub
+from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
+
+CALM = Faults()
+ROUGH = Faults(drop=0.01, delay=0.1, duplicate=0.02, reorder=0.02, truncate=0.01, flip=0.02)
+
+
+def make_request(rng: random.Random, number: int, prefix: list[int]) -> ValidRequest:
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))]
+    if rng.random() < 0.4:
+        prompt = (prefix[: rng.randint(1, len(prefix))] + prompt)[:40]
+    legs = rng.choice((1, 1, 1, 2))
+    seed = rng.randrange(2**31)
+    params = SamplingParams(max_tokens=rng.randint(1, 20), seed=seed)
+    specs = tuple(LegSpec(f"r{number}/{i}", tuple(prompt), params, choice=i) for i in range(legs))
+    return ValidRequest(f"r{number}", "sim", specs, len(prompt))
+
+
+async def life(seed: int, shape: Shape, faults: Faults, kills: int) -> dict[str, int]:
+    rng = random.Random(seed)
+    loop = asyncio.get_running_loop()
+    cluster = SimCluster(rng, Hub(faults, seed=seed), shape)
+    await cluster.start()
+    prefix = [rng.randrange(VOCAB) for _ in range(20)]
+    outcome = {"whole": 0, "left": 0}
+
+    async def client(number: int) -> None:
+        await asyncio.sleep(rng.random() * 2)
+        request = make_request(rng, number, prefix)
+        patience_s = rng.random() * 0.5 if rng.random() < 0.3 else None
+        answers = await cluster.ask(request, patience_s)
+        for spec, answer in zip(request.legs, answers, strict=True):
+            sampling = spec.sampling
+            expected = reference(spec.prompt, sampling.max_tokens, sampling.seed, spec.choice)
+            assert answer == expected[: len(answer)], f"seed {seed}, {spec.leg}: a wrong token"
+            if patience_s is None:
+                assert answer == expected, f"seed {seed}, {spec.leg}: cut short"
+        outcome["left" if patience_s is not None else "whole"] += 1
+
+    async def killer() -> None:
+        for _ in range(kills):
+            await asyncio.sleep(rng.random() * 2)
+            victims = [worker for worker in cluster.workers.values() if worker.open]
+            await cluster.kill_and_restart(rng.choice(victims), rng.random())
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(client(number))
+        group.create_task(killer())
+    ended_s = loop.time()
+    await asyncio.sleep(2.0)
+    assert cluster.observer.in_flight == 0
+    for worker in cluster.workers.values():
+        counts = worker.engine.state.pool.counts()
+        assert (counts.in_use, counts.quarantined) == (0, 0), f"seed {seed}: {worker.name} leaks"
+        assert worker.engine.state.legs == {}
+    await cluster.stop()
+    assert ended_s < 600, "virtual time: nobody waited for a last resort"
+    return outcome
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_split_answers_are_the_undisturbed_ones(seed: int) -> None:
+    outcome = run_virtual(lambda: life(seed, Shape(), CALM, kills=0))
+    assert sum(outcome.values()) == 40
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_answers_survive_the_death_of_workers(seed: int) -> None:
+    run_virtual(lambda: life(seed, Shape(), CALM, kills=2))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_rough_network_costs_time_and_never_a_token(seed: int) -> None:
+    run_virtual(lambda: life(seed, Shape(), ROUGH, kills=0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_small_pools_preempt_and_still_answer(seed: int) -> None:
+    run_virtual(lambda: life(seed, Shape(prefills=1, decodes=1, blocks=16), CALM, kills=0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unsplit_answers_are_the_same(seed: int) -> None:
+    shape = Shape(prefills=0, decodes=0, boths=2)
+    run_virtual(lambda: life(seed, shape, CALM, kills=1))
+
+
+def test_the_same_seed_gives_the_same_life() -> None:
+    lives = [run_virtual(lambda: life(7, Shape(), ROUGH, kills=2)) for _ in range(2)]
+    assert lives[0] == lives[1]

@@ -1,0 +1,214 @@
+"""A real cluster on this machine for tests: Valkey, workers and a router, each its own process."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kvrelay.services.deployment import child_env
+from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.valkey import EmbeddedValkey, free_port, server_binary
+from kvrelay.shared.config import Settings
+from kvrelay.shared.lifeline import READY_FD, wrapped
+from kvrelay.shared.types import Role
+from kvrelay.shared.worker.config import WorkerConfig
+
+START_S = 60.0
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> float:
+    """Wait for a condition of another process; returns how long it took."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            raise AssertionError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.01)
+    return time.monotonic() - begun
+
+
+@dataclass
+class Process:
+    """One part. `detail` is what it announced when it was ready."""
+
+    name: str
+    command: list[str]
+    env: Mapping[str, str]
+    log: Path
+    popen: subprocess.Popen[bytes] | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def start(self, *, wait: bool = True) -> None:
+        read_end, write_end = os.pipe()
+        env = {**self.env, READY_FD: str(write_end)}
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                wrapped(self.command), env=env, pass_fds=[write_end], stdout=log, stderr=log
+            )
+        os.close(write_end)
+        self._ready_fd = read_end
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        ready, _, _ = select.select([self._ready_fd], [], [], START_S)
+        line = os.read(self._ready_fd, 65536) if ready else b""
+        os.close(self._ready_fd)
+        if not line:
+            raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-3000:]}")
+        self.detail = json.loads(line)
+
+    @property
+    def pid(self) -> int:
+        assert self.popen is not None
+        return self.popen.pid
+
+    def kill(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = 10.0) -> int:
+        """Signal it and wait; the exit status."""
+        assert self.popen is not None
+        if self.popen.poll() is None:
+            self.kill(number)
+        try:
+            return self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            raise AssertionError(f"{self.name} did not end within {seconds:g} s") from None
+
+
+class Stack:
+    """`prefill` x `decode` workers, or with both 0 one worker that does both."""
+
+    def __init__(
+        self, folder: Path, model: Path, prefill: int = 1, decode: int = 1, **settings: object
+    ) -> None:
+        self.folder = folder
+        scratch = folder / "valkey"
+        scratch.mkdir(parents=True)
+        self._valkey = EmbeddedValkey(server_binary(), free_port(), scratch)
+        self.redis_url = self._valkey.url
+        router = {k: settings.pop(k) for k in [*settings] if k in RouterConfig.model_fields}
+        common = {"redis_url": self.redis_url, "model": str(model)}
+        log_level = router.pop("log_level", "info")
+        self.router = self._service(
+            "router", "router", RouterConfig(port=0, log_level=log_level, **common, **router)
+        )
+        roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode or [Role.BOTH]
+        self.workers = [
+            self.make_worker(role, number, **common, **settings)
+            for number, role in enumerate(roles)
+        ]
+        self.model = RouterConfig(port=0, **common, **router).served_names[0]
+
+    def make_worker(self, role: Role, number: int, **settings: object) -> Process:
+        config = WorkerConfig(role=role, name=f"{role}-{number}", **settings)
+        command = "decode" if role is Role.BOTH else role.value
+        return self._service(f"{role}-{number}", command, config)
+
+    def _service(self, name: str, command: str, config: Settings) -> Process:
+        program = [sys.executable, "-m", "kvrelay.services.cli", command]
+        return Process(name, program, child_env(config, os.environ), self.folder / f"{name}.log")
+
+    def start(self) -> None:
+        self.start_valkey()
+        for part in (*self.workers, self.router):
+            part.start(wait=False)
+        for part in (*self.workers, self.router):
+            part.wait_ready()
+        self.url = f"http://{self.router.detail['address']}"
+        until(self.ready, START_S, "the router is ready")
+
+    def start_valkey(self) -> None:
+        self.valkey = Process(
+            "valkey", list(self._valkey.command), dict(os.environ), self.folder / "valkey.log"
+        )
+        with self.valkey.log.open("ab") as log:
+            self.valkey.popen = subprocess.Popen(
+                wrapped(self.valkey.command), stdout=log, stderr=log
+            )
+        until(self._valkey_answers, 10.0, "Valkey answers")
+
+    def _valkey_answers(self) -> bool:
+        import redis
+
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def stop(self) -> None:
+        for part in (self.router, *self.workers, self.valkey):
+            if part.popen is not None and part.popen.poll() is None:
+                part.popen.send_signal(signal.SIGCONT)
+                part.end()
+
+    # ---- what tests look at ------------------------------------------------------------------
+
+    @property
+    def prefills(self) -> list[Process]:
+        return [worker for worker in self.workers if worker.name.startswith("prefill")]
+
+    @property
+    def decodes(self) -> list[Process]:
+        return [worker for worker in self.workers if worker.name.startswith("decode")]
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json={"model": self.model, **body}, timeout=120)
+
+    def complete(self, prompt: object, **params: object) -> dict[str, Any]:
+        response = self.post("/v1/completions", prompt=prompt, **params)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def baseline(self) -> bool:
+        """Nothing is held, queued or running anywhere."""
+        for worker in self.workers:
+            m = metrics(worker)
+            held = sum(
+                m[f'kvrelay_pool_blocks{{state="{state}"}}'] for state in ("in_use", "quarantined")
+            )
+            if held or m["kvrelay_requests_waiting"] or m["kvrelay_requests_running"]:
+                return False
+        return metrics_at(f"{self.url}/metrics")["kvrelay_requests_in_flight"] == 0
+
+
+def metrics(worker: Process) -> dict[str, float]:
+    return metrics_at(f"http://{worker.detail['metrics']}/metrics")
+
+
+def metrics_at(url: str) -> dict[str, float]:
+    """Every sample of a Prometheus page, by its full name."""
+    lines = httpx.get(url, timeout=5).text.splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+@contextmanager
+def running(folder: Path, model: Path, **shape: Any) -> Iterator[Stack]:
+    stack = Stack(folder, model, **shape)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()

@@ -1,0 +1,188 @@
+"""A leg's way through the cluster, fed event by event."""
+
+from __future__ import annotations
+
+import itertools
+
+from kvrelay.services.router.choreography import (
+    MAX_ATTEMPTS,
+    Action,
+    Choose,
+    Emit,
+    Enter,
+    Finish,
+    LegMachine,
+    Send,
+    Stage,
+    WorkerEnd,
+)
+from kvrelay.services.router.generation import TokenEvent
+from kvrelay.shared.errors import DeadlineExceeded, WorkerFailed
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.types import FinishReason, LegSpec, SamplingParams
+
+
+def end(name: str) -> WorkerEnd:
+    return WorkerEnd(name, pb.Peer(incarnation=name, scheme="loopback", address=name.encode()))
+
+
+P, D, P2, D2 = end("P"), end("D"), end("P2"), end("D2")
+
+
+def machine(max_tokens: int = 4) -> LegMachine:
+    nonces = itertools.count(100)
+    spec = LegSpec("r/0", (1, 2, 3), SamplingParams(max_tokens=max_tokens))
+    m = LegMachine(spec, 0, lambda: next(nonces))
+    assert m.begin() == [Choose(frozenset())]
+    return m
+
+
+def ref(attempt: int = 0) -> pb.Ref:
+    return pb.Ref(leg="r/0", attempt=attempt, nonce=100 + attempt)
+
+
+def token(index: int, value: int, finish: pb.Finish = pb.FINISH_NONE, attempt: int = 0) -> pb.Event:
+    return pb.Event(token=pb.Token(ref=ref(attempt), index=index, token=value, finish=finish))
+
+
+def ended(reason: pb.End = pb.END_FAILED, retryable: bool = True, attempt: int = 0) -> pb.Event:
+    return pb.Event(
+        ended=pb.Ended(ref=ref(attempt), reason=reason, message="x", retryable=retryable)
+    )
+
+
+def sent(actions: list[Action]) -> list[tuple[str, str | None]]:
+    return [(a.worker, a.command.WhichOneof("kind")) for a in actions if isinstance(a, Send)]
+
+
+def handed_over(m: LegMachine) -> None:
+    """Bring it to the moment after token 0 left prefill."""
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    m.on_event("D", pb.Event(room=pb.Room(ref=ref(), run_blocks=[1])))
+    m.on_event("P", pb.Event(started=pb.Started(ref=ref())))
+    m.on_event("P", token(0, 7))
+
+
+def test_a_split_answer_from_queue_to_finish() -> None:
+    m = machine(max_tokens=3)
+    actions = m.assign(P, D)
+    assert sent(actions) == [("P", "serve")] and actions[1] == Enter(Stage.QUEUED)
+    assert sent(m.on_event("P", pb.Event(need_room=ref()))) == [("D", "reserve")]
+    assert sent(m.on_event("D", pb.Event(room=pb.Room(ref=ref(), run_blocks=[1])))) == [
+        ("P", "room")
+    ]
+    assert m.on_event("P", pb.Event(started=pb.Started(ref=ref()))) == [Enter(Stage.PREFILLING)]
+    assert m.on_event("P", token(0, 7)) == [
+        Emit(TokenEvent(0, 0, 7)),
+        Enter(Stage.HANDING_OFF),
+    ]
+    actions = m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    assert sent(actions) == [("P", "published")] and actions[1] == Enter(Stage.DECODING)
+    assert m.on_event("D", token(0, 7)) == [], "decode repeats token 0; the client sees it once"
+    m.on_event("D", token(1, 8))
+    actions = m.on_event("D", token(2, 9, pb.FINISH_LENGTH))
+    assert actions[0] == Emit(TokenEvent(0, 2, 9, FinishReason.LENGTH))
+    assert actions[-1] == Finish(None) and m.answered
+
+
+def test_tokens_are_emitted_in_order_of_index_whatever_the_order_of_arrival() -> None:
+    m = machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    assert m.on_event("D", token(1, 8)) == []
+    actions = m.on_event("P", token(0, 7))
+    assert [a.event.token for a in actions if isinstance(a, Emit)] == [7, 8]
+
+
+def test_an_answer_that_ends_at_token_zero_gives_the_reservation_back() -> None:
+    m = machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    actions = m.on_event("P", token(0, 2, pb.FINISH_STOP))
+    assert ("D", "cancel") in sent(actions) and actions[-1] == Finish(None)
+
+
+def test_one_token_makes_no_reservation_at_all() -> None:
+    m = machine(max_tokens=1)
+    (send, _) = m.assign(P, D)
+    assert isinstance(send, Send) and not send.command.serve.HasField("decode")
+
+
+def test_cancel_tells_every_worker_that_was_told_of_it() -> None:
+    m = machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    actions = m.cancel()
+    assert sent(actions) == [("D", "cancel"), ("P", "cancel")]
+    assert actions[-1] == Finish(None) and not m.answered
+    assert m.cancel() == [] and m.on_event("P", token(0, 7)) == []
+
+
+def test_prefill_lost_before_publish_raises_the_attempt_elsewhere() -> None:
+    m = machine()
+    handed_over(m)
+    actions = m.worker_lost("P")
+    assert sent(actions) == [("D", "cancel")]
+    assert actions[-1] == Choose(frozenset({"P"}))
+    (send, *_) = m.assign(P2, D)
+    assert isinstance(send, Send)
+    assert send.command.serve.ref == ref(1)
+    assert list(send.command.serve.leg.seen) == [7], "what the client saw is forced"
+
+
+def test_prefill_lost_after_publish_is_nobodys_loss() -> None:
+    m = machine()
+    handed_over(m)
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    assert m.worker_lost("P") == []
+
+
+def test_decode_lost_in_mid_answer_continues_at_the_next_index() -> None:
+    m = machine()
+    handed_over(m)
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    m.on_event("D", token(1, 8))
+    assert m.worker_lost("D")[-1] == Choose(frozenset({"D"}))
+    m.assign(P, D2)
+    assert m.on_event("D", token(2, 99)) == [], "the old attempt is stale"
+    actions = m.on_event("P", token(2, 9, attempt=1))
+    assert actions[0] == Emit(TokenEvent(0, 2, 9))
+
+
+def test_a_retryable_end_is_retried_and_a_final_one_is_not() -> None:
+    retried = machine()
+    handed_over(retried)
+    assert isinstance(retried.on_event("D", ended())[-1], Choose)
+    final = machine()
+    handed_over(final)
+    finish = final.on_event("P", ended(retryable=False))[-1]
+    assert isinstance(finish, Finish) and isinstance(finish.error, WorkerFailed)
+
+
+def test_attempts_are_bounded() -> None:
+    m = machine()
+    for attempt in range(MAX_ATTEMPTS):
+        m.assign(P, D)
+        actions = m.on_event("P", ended(attempt=attempt))
+    finish = actions[-1]
+    assert isinstance(finish, Finish) and isinstance(finish.error, WorkerFailed)
+
+
+def test_two_values_for_one_index_void_the_answer() -> None:
+    m = machine()
+    handed_over(m)
+    finish = m.on_event("D", token(0, 8))[-1]
+    assert isinstance(finish, Finish) and isinstance(finish.error, WorkerFailed)
+
+
+def test_a_stalled_handoff_is_retried_and_other_deadlines_are_final() -> None:
+    m = machine()
+    handed_over(m)
+    assert m.expired(Stage.PREFILLING, 1.0) == [], "a timer of a stage that is over"
+    assert isinstance(m.expired(Stage.HANDING_OFF, 1.0)[-1], Choose)
+    queued = machine()
+    queued.assign(P, D)
+    finish = queued.expired(Stage.QUEUED, 60.0)[-1]
+    assert isinstance(finish, Finish) and isinstance(finish.error, DeadlineExceeded)

@@ -1,0 +1,289 @@
+"""The engine's moves, fed event by event with a runner that is a function of tokens."""
+
+from __future__ import annotations
+
+import random
+
+from kvrelay.shared.engine import messages as m
+from kvrelay.shared.engine.engine import Engine, cut_runs
+from kvrelay.shared.engine.plan import Plan, StepResult
+from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.types import EndReason, FinishReason, LegRef, LegSpec, SamplingParams
+
+BLOCK = 4
+
+
+def engine(blocks: int = 16, **changes: int) -> Engine:
+    settings = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 8,
+        "max_model_len": min(blocks * BLOCK, 64),
+        **changes,
+    }
+    limits = EngineLimits(block_size=BLOCK, vocab_size=1000, salt=b"test", **settings)
+    return Engine(limits, blocks)
+
+
+def spec(leg: str, prompt: int, **sampling: int) -> LegSpec:
+    params = SamplingParams(temperature=0, **{"max_tokens": 3, **sampling})
+    return LegSpec(leg, tuple(range(1, prompt + 1)), params, eos_token_ids=(0,))
+
+
+def ref(leg: str, attempt: int = 0) -> LegRef:
+    return LegRef(leg, attempt, hash((leg, attempt)) & 0xFFFF)
+
+
+def step(engine: Engine, budget: int = 8, token: int = 7) -> tuple[Plan | None, list[object]]:
+    plan, out = engine.plan(budget)
+    said: list[object] = list(out)
+    if plan is not None:
+        sampled = {row.key: token for row in plan.rows if row.sample}
+        said += engine.complete(plan, StepResult(plan.step, sampled))
+    engine.state.check()
+    return plan, said
+
+
+def kinds(out: list[object]) -> list[str]:
+    return [type(item).__name__ for item in out]
+
+
+def test_an_unsplit_leg_is_chunked_then_decoded_to_its_length() -> None:
+    e = engine()
+    assert e.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=False)) == []
+    plan, out = step(e)
+    assert plan is not None and [len(row.tokens) for row in plan.rows] == [8]
+    assert out == [m.Started("r", ref("a"), 0)]
+    _, out = step(e)
+    assert out == [m.TokenOut("r", ref("a"), 0, 7, None)]
+    step(e)
+    _, out = step(e)
+    assert out == [
+        m.TokenOut("r", ref("a"), 2, 7, FinishReason.LENGTH),
+        m.Ended("r", ref("a"), EndReason.FINISHED),
+    ]
+    counts = e.state.pool.counts()
+    assert (counts.in_use, counts.free + counts.cached_idle) == (0, 16)
+    assert step(e) == (None, [])
+
+
+def test_prefill_asks_for_room_before_its_first_chunk_and_pushes_behind_each() -> None:
+    e = engine()
+    e.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=True))
+    plan, out = step(e)
+    assert plan is None and out == [m.NeedRoom("r", ref("a"))]
+    assert e.state.pool.counts().in_use == 0, "nothing is held while a leg only queues"
+    e.handle(m.RoomGranted(ref("a"), 0, (1, 2)))
+    _, out = step(e)
+    assert out[1] == m.Push(ref("a"), 0, 0, 8, (0, 1), (1, 1), last=False)
+    _, out = step(e)
+    assert out == [
+        m.TokenOut("r", ref("a"), 0, 7, None),
+        m.Push(ref("a"), 1, 8, 10, (2,), (1,), last=True, token=7, index=0),
+    ]
+    assert e.handle(m.PushDone(ref("a"))) == []
+    assert e.handle(m.Published(ref("a"))) == [m.Abandon(ref("a"))]
+    assert e.handle(m.PushDone(ref("a"), "abandoned")) == [
+        m.Ended("r", ref("a"), EndReason.FINISHED)
+    ]
+    assert e.state.pool.counts().cached_idle == 2, "the prompt stays as cache"
+
+
+def test_decode_reads_nothing_before_every_chunk_arrived() -> None:
+    e = engine()
+    out = e.handle(m.Reserve("r", ref("a"), spec("a", 10), "P"))
+    assert out == [m.Expect(ref("a"), "P", 0, 10, 4, (0, 1, 2)), m.Room("r", ref("a"), 0, (3,))]
+    assert e.state.pool.counts().quarantined == 3
+    e.handle(m.ChunkArrived(ref("a"), 0, 8, last=False))
+    assert step(e) == (None, [])
+    out = e.handle(m.ChunkArrived(ref("a"), 8, 10, last=True, token=5))
+    assert out == [m.PublishedOut("r", ref("a"), 10), m.TokenOut("r", ref("a"), 0, 5, None)]
+    assert e.state.pool.counts().quarantined == 0
+    plan, out = step(e)
+    assert plan is not None and (plan.rows[0].start, list(plan.rows[0].tokens)) == (10, [5])
+    assert out == [m.TokenOut("r", ref("a"), 1, 7, None)]
+
+
+def test_a_hole_between_chunks_ends_the_attempt_without_a_token() -> None:
+    e = engine()
+    e.handle(m.Reserve("r", ref("a"), spec("a", 10), "P"))
+    assert e.handle(m.ChunkArrived(ref("a"), 4, 8, last=False)) == [m.Forget(ref("a"))]
+    assert e.state.pool.counts().quarantined == 3, "still quarantined: a write may be in flight"
+    (ended,) = e.handle(m.Forgotten(ref("a")))
+    assert isinstance(ended, m.Ended) and ended.retryable
+    assert e.state.pool.counts().free == 16
+
+
+def test_cancel_frees_in_every_phase() -> None:
+    waiting = engine()
+    waiting.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=True))
+    assert kinds(waiting.handle(m.Cancel(ref("a")))) == ["Ended"]
+
+    asking = engine()
+    asking.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=True))
+    step(asking)
+    assert kinds(asking.handle(m.Cancel(ref("a")))) == ["Ended"]
+    assert asking.handle(m.RoomGranted(ref("a"), 0, (3,))) == []
+
+    sending = engine()
+    sending.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=True))
+    step(sending)
+    sending.handle(m.RoomGranted(ref("a"), 0, (3,)))
+    step(sending)
+    assert kinds(sending.handle(m.Cancel(ref("a")))) == ["Abandon"]
+    assert sending.state.pool.counts().in_use == 3, "a chunk is still being read"
+    assert sending.handle(m.Cancel(ref("a"))) == []
+    assert kinds(sending.handle(m.PushDone(ref("a")))) == ["Ended"]
+
+    receiving = engine()
+    receiving.handle(m.Reserve("r", ref("a"), spec("a", 10), "P"))
+    assert kinds(receiving.handle(m.Cancel(ref("a")))) == ["Forget"]
+    assert kinds(receiving.handle(m.Forgotten(ref("a")))) == ["Ended"]
+
+    decoding = engine()
+    decoding.handle(m.Serve("r", ref("a"), spec("a", 3, max_tokens=9), handoff=False))
+    step(decoding)
+    assert kinds(decoding.handle(m.OwnerGone("r"))) == ["Ended"]
+
+    for e in (waiting, asking, sending, receiving, decoding):
+        e.state.check()
+        counts = e.state.pool.counts()
+        assert counts.in_use == counts.quarantined == 0 and e.state.legs == {}
+
+
+def test_one_token_is_always_computed_after_a_full_prefix_hit() -> None:
+    for prompt in (7, 8, 9):
+        e = engine()
+        for i in range(3):
+            e.handle(m.Serve("r", ref(f"{i}"), spec(f"{i}", prompt, max_tokens=1), handoff=False))
+            while step(e, budget=16)[0] is not None:
+                pass
+        assert e.state.cache_hit_tokens == 2 * ((prompt - 1) // BLOCK) * BLOCK
+
+
+def test_the_newest_leg_yields_its_memory_and_continues_where_it_was() -> None:
+    e = engine(blocks=6, max_model_len=24)
+    e.handle(m.Serve("r", ref("old"), spec("old", 8, max_tokens=12), handoff=False))
+    e.handle(
+        m.Serve(
+            "r",
+            ref("new"),
+            LegSpec("new", tuple(range(50, 58)), SamplingParams(max_tokens=12)),
+            handoff=False,
+        )
+    )
+    tokens: dict[str, list[int]] = {"old": [], "new": []}
+    for _ in range(60):
+        _, out = step(e, budget=16)
+        for item in out:
+            if isinstance(item, m.TokenOut):
+                tokens[item.ref.leg].append(item.index)
+    assert tokens == {"old": list(range(12)), "new": list(range(12))}
+    assert e.state.preemptions > 0 and e.state.legs == {}
+
+
+def test_eos_and_stop_ids_wait_for_min_tokens_and_then_end_the_leg() -> None:
+    e = engine()
+    params = {"max_tokens": 9, "min_tokens": 2}
+    e.handle(m.Serve("r", ref("a"), spec("a", 3, **params), handoff=False))
+    plan, _ = e.plan(8)
+    assert plan is not None and plan.rows[0].banned == (0,)
+    e.complete(plan, StepResult(1, {plan.rows[0].key: 7}))
+    step(e)
+    plan, _ = e.plan(8)
+    assert plan is not None and plan.rows[0].banned == ()
+    out = e.complete(plan, StepResult(3, {plan.rows[0].key: 0}))
+    assert kinds(list(out)) == ["TokenOut", "Ended"]
+
+
+def test_what_can_never_fit_is_refused_at_once_and_others_are_served() -> None:
+    e = engine(blocks=4, max_model_len=64)
+    out = e.handle(m.Serve("r", ref("big"), spec("big", 20), handoff=False))
+    assert kinds(list(out)) == ["Ended"]
+    e.handle(m.Serve("r", ref("bad"), LegSpec("bad", (5, -1), SamplingParams()), handoff=False))
+    e.handle(m.Serve("r", ref("ok"), spec("ok", 5, max_tokens=1), handoff=False))
+    _, out = step(e)
+    assert kinds(out) == ["Started", "TokenOut", "Ended"]
+
+
+def test_a_failed_step_ends_its_legs_and_no_others() -> None:
+    e = engine()
+    e.handle(m.Serve("r", ref("a"), spec("a", 3), handoff=False))
+    plan, _ = e.plan(8)
+    assert plan is not None
+    e.handle(m.Serve("r", ref("b"), spec("b", 4), handoff=False))
+    out = e.fail_step(plan, "broken")
+    assert out == [m.Ended("r", ref("a"), EndReason.FAILED, "broken")]
+    assert kinds(step(e)[1]) == ["Started", "TokenOut"]
+
+
+def test_runs_are_cut_where_a_chunk_begins_and_ends() -> None:
+    assert cut_runs((3, 2, 4), 0, 9) == (3, 2, 4)
+    assert cut_runs((3, 2, 4), 2, 4) == (1, 2, 1)
+    assert cut_runs((3, 2, 4), 5, 4) == (4,)
+
+
+def test_law_holds_under_random_events() -> None:
+    for seed in range(40):
+        random_life(random.Random(seed))
+
+
+def random_life(rng: random.Random) -> None:
+    e = engine(blocks=rng.choice((8, 12, 24)), max_model_len=32)
+    live: list[LegRef] = []
+    expecting: list[m.Expect] = []
+    pushes: list[m.Push] = []
+    asked: list[m.NeedRoom] = []
+    forget: list[m.Forget] = []
+    ended: list[LegRef] = []
+
+    def note(out: list[m.Instruction]) -> None:
+        for item in out:
+            if isinstance(item, m.Ended):
+                ended.append(item.ref)
+            for kind, pile in (
+                (m.Expect, expecting),
+                (m.Push, pushes),
+                (m.NeedRoom, asked),
+                (m.Forget, forget),
+            ):
+                if isinstance(item, kind):
+                    pile.append(item)  # type: ignore[arg-type]
+
+    for i in range(150):
+        choice = rng.random()
+        if choice < 0.2:
+            r, s = ref(f"{i}"), spec(f"{i}", rng.randint(1, 20), max_tokens=rng.randint(1, 10))
+            live.append(r)
+            if rng.random() < 0.4:
+                note(e.handle(m.Reserve("r", r, s, "P")))
+            else:
+                note(e.handle(m.Serve("r", r, s, handoff=rng.random() < 0.5)))
+        elif choice < 0.3 and live:
+            note(e.handle(m.Cancel(rng.choice(live))))
+        elif choice < 0.4 and expecting:
+            x = expecting.pop(rng.randrange(len(expecting)))
+            note(e.handle(m.ChunkArrived(x.ref, x.first_missing, x.total, True, 9)))
+        elif choice < 0.5 and pushes:
+            note(e.handle(m.PushDone(pushes.pop(0).ref, rng.choice((None, None, "lost")))))
+        elif choice < 0.6 and asked:
+            need = asked.pop(0)
+            leg = e.state.legs.get(need.ref)
+            if leg is not None:
+                blocks = -(-leg.total // BLOCK)
+                note(e.handle(m.RoomGranted(need.ref, 0, (blocks,))))
+        elif choice < 0.7 and forget:
+            note(e.handle(m.Forgotten(forget.pop().ref)))
+        elif choice < 0.75 and live:
+            note(e.handle(m.Published(rng.choice(live))))
+        else:
+            note([item for item in step(e)[1] if not isinstance(item, str)])  # type: ignore[misc]
+        e.state.check()
+    note(e.handle(m.OwnerGone("r")))
+    for item in forget:
+        note(e.handle(m.Forgotten(item.ref)))
+    for push in pushes:
+        note(e.handle(m.PushDone(push.ref)))
+    e.state.check()
+    assert e.state.legs == {} and sorted(map(repr, ended)) == sorted(map(repr, live))
+    counts = e.state.pool.counts()
+    assert counts.free + counts.cached_idle == counts.total

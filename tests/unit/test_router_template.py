@@ -1,0 +1,67 @@
+"""Chat templates: Hugging Face's conventions, inside a sandbox."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from kvrelay.services.router.template import MAX_RENDERED_CHARACTERS, ChatTemplate, Message
+from kvrelay.shared.errors import ModelError, RequestError
+
+HI: list[Message] = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: list[Message] = HI) -> str:
+    return ChatTemplate(source, "<s>", "</s>", lambda: datetime(2026, 7, 26)).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ messages[0]['content'] }}{{ eos_token }}", "<s>hi</s>"),
+        ("{{ messages[0].role | upper }}", "USER"),
+        ("{% if add_generation_prompt %}go{% endif %}", "go"),
+        ("{{ strftime_now('%d %b %Y') }}", "26 Jul 2026"),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ [1, 2] | tojson(indent=2) }}", "[\n  1,\n  2\n]"),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{% generation %}x{% endgeneration %}", "x"),
+        ("{{ tools is none }}{{ documents is none }}{{ nothing is defined }}", "TrueTrueFalse"),
+        ("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}", "3"),
+    ],
+)
+def test_what_templates_may_use(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].nothing.at_all }}", "has no attribute"),
+        ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recurses too deep"),
+    ],
+)
+def test_a_template_that_fails_is_a_400_with_its_words(source: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        render(source)
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_a_template_cannot_write_without_end() -> None:
+    block = "x" * 10_000
+    source = "{% for i in range(99999) %}" + block + "{{ i }}{% endfor %}"
+    with pytest.raises(RequestError, match=f"over {MAX_RENDERED_CHARACTERS} characters"):
+        render(source)
+
+
+def test_a_template_that_does_not_compile_is_a_broken_model() -> None:
+    with pytest.raises(ModelError, match=r"the chat template, line 2: .*endfor"):
+        render("\n{% for m in messages %}")
