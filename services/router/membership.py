@@ -27,6 +27,8 @@ from kvrelay.shared.types import Role
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+IDLE_POLL_S = 0.4
+"""With no request in flight nobody waits to hear of a lost worker."""
 ASK_DEADLINE_S = 0.25
 NO_LOAD = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -61,7 +63,7 @@ class Membership:
         self._rejected: tuple[str, ...] = ()
         self.store_up = True
         self._changed = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None
+        self.busy: Callable[[], bool] = lambda: True
 
     def live(self) -> list[LiveWorker]:
         """Workers that can be given work now."""
@@ -93,7 +95,8 @@ class Membership:
                     self._store_answers(await self._store.snapshot())
                 except StoreError as error:
                     self._store_away(error)
-                await asyncio.sleep(POLL_S)  # the poll's own pace, not a wait for something
+                # The poll's own pace, not a wait for something.
+                await asyncio.sleep(POLL_S if self.busy() else IDLE_POLL_S)
         finally:
             await self._tasks.cancel()
             for member in [*self._members.values()]:
@@ -190,7 +193,6 @@ class Membership:
 
     def _signal(self) -> None:
         self._changed.set()
-        self.on_change()
 
 
 def pairs_with_itself(other: WorkerRecord, record: WorkerRecord) -> bool:

@@ -63,6 +63,8 @@ class Origin:
     request_id: str
     seed: int
     """Drawn for this request; used when the client gives none."""
+    received_ns: int = 0
+    """Monotonic time at which the request's head had been read."""
     client_label: str = ""
     trace_headers: dict[str, str] = field(default_factory=dict)
 
@@ -190,6 +192,7 @@ def _request(
         include_usage=options is not None and bool(options.include_usage),
         chat=chat,
         client_label=origin.client_label,
+        received_ns=origin.received_ns,
         trace_headers=origin.trace_headers,
     )
 

@@ -49,7 +49,7 @@ def load_runner(
     progress: Progress | None = None,
 ) -> TorchRunner:
     """Load the model in the dtype of the cache. Raises `ModelError`."""
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(1)  # conversions of small tensors: threads would mostly wait
     model = load_llama(
         open_weights(source, config),
         config,
@@ -57,6 +57,7 @@ def load_runner(
         positions=settings.max_model_len,
         progress=progress,
     )
+    torch.set_num_threads(settings.threads)
     return TorchRunner(model, cache, settings)
 
 
@@ -110,7 +111,7 @@ class TorchRunner:
         return sample(logits, row.sampling, draw)
 
     def _attend(self, rows: Sequence[PlannedRow], spare: int) -> Attend:
-        """What the model calls for each layer of this step; the last `spare` tokens are no one's."""
+        """What the model calls for each layer; the step's last `spare` tokens are no one's."""
         pool, rope = self.cache.tensor, self._model.rope
         paged = [PagedRow(row.start, len(row.tokens), row.blocks) for row in rows]
         slots = _slots(paged, self.cache.layout.block_size)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.errors import ModelError
+from kvrelay.shared.model.gguf_index import read_index
 
 _ONCE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -38,27 +39,16 @@ class GGUFWeights:
     def __init__(self, file: Path, config: ModelConfig) -> None:
         self.where = str(file)
         self._config = config
-        self._tensors: dict[str, gguf.ReaderTensor] = {}
-        try:
-            reader = gguf.GGUFReader(file)
-        # The library has no error of its own: a cut-off or garbled file surfaces as whichever of
-        # these its array arithmetic meets first.
-        except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
-            raise ModelError(f"{file} is cut off or no usable GGUF file: {error}") from error
-        for tensor in reader.tensors:
-            self._tensors[_hugging_face_name(tensor.name)] = tensor
-        self.shapes = {
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
-        }
-        self.stored_bytes = {name: int(t.n_bytes) for name, t in self._tensors.items()}
+        self._tensors = {_hugging_face_name(tensor.name): tensor for tensor in read_index(file)}
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.stored_bytes = {name: tensor.data.nbytes for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> Tensor:
         tensor = self._tensors[name]
         try:
-            floats = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            floats = gguf.quants.dequantize(tensor.data, tensor.kind)
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
+            kind = tensor.kind.name
             raise ModelError(
                 f"{self.where}: {tensor.name} has the block type {kind}, which the "
                 "gguf library cannot dequantise"

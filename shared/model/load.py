@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -92,7 +93,7 @@ class _Reader:
                 f"{self._weights.where}: {name} has the shape {list(stored)}, not {list(shape)}"
             )
         values = self._weights.read(name).to(dtype or self._dtype)
-        if not bool(torch.isfinite(values).all()):
+        if not all(math.isfinite(end) for end in torch.aminmax(values)):
             raise ModelError(f"{self._weights.where}: {name} holds numbers that are not finite")
         self._unread.discard(name)
         self._done_bytes += self._weights.stored_bytes[name]

@@ -9,19 +9,28 @@ PROTOCOL = 1
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-CHANNEL_OPTIONS = (
+_COMMON_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A peer that answers nothing for a second and a half is gone; idle streams are checked too.
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
+    # Leases find what is dead on this host; the pings find a network that swallows packets.
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 2000),
+)
+"""Of a router's channels."""
+SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    # Two programs on one port would each get half of the streams.
     ("grpc.so_reuseport", 0),
 )
+"""Of a worker's server."""
 
 _FINISH_TO_WIRE = {
     None: pb.FINISH_NONE,

@@ -24,8 +24,8 @@ from kvrelay.shared.errors import ConfigError
 
 LEASE_MS: Final = 1_500
 """How long a worker or router counts as alive after its last renewal."""
-RENEW_MS: Final = 400
-"""Time between renewals: three may be lost before the lease ends."""
+RENEW_MS: Final = 500
+"""Time between renewals: one may be lost before the lease ends, and idle workers wake rarely."""
 INDEX_TTL_MS: Final = 60_000
 """An index nobody renews any more belongs to a cluster that is gone."""
 BUCKET_MS: Final = 50

@@ -21,7 +21,7 @@ from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.lifeline import announce_ready
-from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS, PROTOCOL
+from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.presence import Presence, Subject
@@ -152,7 +152,7 @@ class Worker:
     async def _listen(self, servicer: WorkerServicer) -> tuple[grpc.aio.Server, int]:
         """Raises `ConfigError` naming the setting when the port cannot be had."""
         config = self._config
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         relay_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         try:
             port = server.add_insecure_port(f"{config.host}:{config.port}")

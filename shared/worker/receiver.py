@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvrelay.shared.engine.messages import ChunkArrived, Expect, Forgotten, RelayFailed
-from kvrelay.shared.errors import CorruptFrame, PeerLost, TransferError
+from kvrelay.shared.errors import CorruptFrame, TransferError
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.telemetry.labels import Direction, TransferFault
 from kvrelay.shared.telemetry.metrics import WorkerMetrics
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[ChunkArrived | RelayFailed | Forgotten], None]
 
-BODY_DEADLINE_S = 5.0
-"""Between a header and the end of its body; a peer slower than that is taken for lost."""
+BODY_DEADLINE_S = 2.0
+"""Between a header and the end of its body; then its attempt has failed."""
 FORGET_GRACE_S = 0.5
 """What a body in flight still gets once nobody wants it, before its peer is dropped."""
 
@@ -117,20 +117,14 @@ class Receiver:
     async def _run(self, writer: PeerInfo) -> None:
         """One lane, until its peer is lost: then every attempt that waits for it fails."""
         problem = "the worker is stopping"
-        header = bytearray(HEADER_BYTES)
         try:
             peer = await self._transport.connect(writer.address)
             self._peers[writer.incarnation] = peer
             while True:
-                tag = header_tag(writer.incarnation)
-                await self._transport.recv(peer, tag, memoryview(header))
-                await self._chunk(peer, decode_header(header), writer)
+                await self._next(peer, writer)
         except TransferError as error:
             problem = str(error)
-            corrupt = isinstance(error, CorruptFrame)
-            self._metrics.transfer_failed(
-                TransferFault.CORRUPT if corrupt else TransferFault.PEER_LOST
-            )
+            self._metrics.transfer_failed(TransferFault.PEER_LOST)
             log.warning("relay from %s: %s", writer.incarnation, problem)
         finally:
             await self._drop(writer.incarnation)
@@ -138,26 +132,52 @@ class Receiver:
                 if landing.expect.writer == writer.incarnation:
                     self._report(RelayFailed(landing.expect.ref, problem))
 
+    async def _next(self, peer: Peer, writer: PeerInfo) -> None:
+        """One chunk. What a damaged header meant is unknown: its attempt ends by a deadline, or by
+        the hole that its next chunk shows."""
+        frame = bytearray(HEADER_BYTES)
+        try:
+            await self._transport.recv(peer, header_tag(writer.incarnation), memoryview(frame))
+            header = decode_header(frame)
+        except CorruptFrame as error:
+            self._metrics.transfer_failed(TransferFault.CORRUPT)
+            log.warning("a chunk from %s is dropped: %s", writer.incarnation, error)
+            return
+        await self._chunk(peer, header, writer)
+
     async def _chunk(self, peer: Peer, header: ChunkHeader, writer: PeerInfo) -> None:
         """Receive the body of one chunk, wherever it belongs."""
         landing = self._landings.get(header.ref.nonce)
         problem = self._misfit(landing, header, writer)
-        if landing is None or problem is not None:
-            stale = landing is None
-            self._metrics.transfer_failed(TransferFault.STALE if stale else TransferFault.REFUSED)
-            await self._receive(peer, header, None)
-            if landing is not None:
-                self._report(RelayFailed(landing.expect.ref, problem or ""))
-            return
-        landing.begin()
+        into = landing if problem is None else None
+        if landing is None:
+            self._metrics.transfer_failed(TransferFault.STALE)
+        elif problem is not None:
+            self._failed(landing, TransferFault.REFUSED, problem)
+        if into is not None:
+            into.begin()
         begun_ns = time.monotonic_ns()
         try:
-            views = await self._receive(peer, header, landing.expect)
-            received = await asyncio.to_thread(checksum, views)
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                views = await self._receive(peer, header, into.expect if into else None)
+            received = await asyncio.to_thread(checksum, views) if into else 0
+        except CorruptFrame as error:
+            self._failed(into, TransferFault.CORRUPT, str(error))
+        except TimeoutError:
+            late = f"the body of chunk {header.chunk} does not come"
+            self._failed(into, TransferFault.TIMEOUT, late)
+        else:
+            if into is not None:
+                elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
+                self._arrived(into.expect, header, received, elapsed_s)
         finally:
-            landing.finish()
-        elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
-        self._arrived(landing.expect, header, received, elapsed_s)
+            if into is not None:
+                into.finish()
+
+    def _failed(self, landing: Landing | None, kind: TransferFault, problem: str) -> None:
+        self._metrics.transfer_failed(kind)
+        if landing is not None:
+            self._report(RelayFailed(landing.expect.ref, problem))
 
     def _arrived(
         self, expect: Expect, header: ChunkHeader, received: int, elapsed_s: float
@@ -206,15 +226,6 @@ class Receiver:
         """Take the pieces off the wire, into the attempt's blocks or (None) into the sink."""
         if header.body_bytes != header.blocks * self._block_bytes:
             raise CorruptFrame(f"{header.blocks} blocks cannot be {header.body_bytes} bytes")
-        try:
-            async with asyncio.timeout(BODY_DEADLINE_S):
-                return await self._pieces(peer, header, expect)
-        except TimeoutError:
-            raise PeerLost(f"the body of chunk {header.chunk} does not come") from None
-
-    async def _pieces(
-        self, peer: Peer, header: ChunkHeader, expect: Expect | None
-    ) -> list[memoryview]:
         tag = body_tag(header.ref.nonce, header.chunk)
         first = 0
         if expect is not None:

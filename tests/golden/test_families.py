@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tinymodel import write_tiny_model
 from transformers import AutoModelForCausalLM
 
 from kvrelay.shared.checkpoint.config import read_config
@@ -15,7 +16,6 @@ from kvrelay.shared.engine.plan import Plan, PlannedRow
 from kvrelay.shared.engine.runner import RunnerSettings, load_runner
 from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.types import SamplingParams
-from tests.tinymodel import write_tiny_model
 
 PROMPT = [(13 * at + 5) % 500 for at in range(150)]
 FAMILIES: dict[str, dict[str, object]] = {
@@ -49,9 +49,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     source = resolve_model(str(tmp_path))
     config = read_config(source)
     layout = KVLayout(config.layers, config.kv_heads, config.head_dim, 16, "float32")
-    runner = load_runner(
-        source, config, KVCache(layout, 16), RunnerSettings(2, 1024, config.vocab)
-    )
+    runner = load_runner(source, config, KVCache(layout, 16), RunnerSettings(2, 1024, config.vocab))
     for start, end in ((0, 70), (70, 149), (149, 150)):
         row = PlannedRow("r", PROMPT[start:end], start, range(10), False, SamplingParams())
         got = runner.logits(Plan(0, (row,)))

@@ -34,7 +34,7 @@ from kvrelay.shared.telemetry.metrics import (
     WorkerMetrics,
 )
 from kvrelay.shared.telemetry.tracing import Tracing
-from kvrelay.shared.transfer.loopback import Hub
+from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.types import Incarnation, Role, ValidRequest
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
@@ -105,9 +105,11 @@ class SimWorker:
         memory = ChainMemory(blocks)
         limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, b"sim")
         self.engine = Engine(limits, blocks)
-        self.transport = cluster.hub.transport()
+        self.transport = LoopbackTransport(cluster.hub)
         metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
-        journal = LegJournal(Tracing(), cluster.clock)
+        journal = LegJournal(
+            Tracing.from_environment("sim", "sim", {}, cluster.clock), cluster.clock
+        )
         self.node = Node(self.incarnation, journal, lambda: True)
         self.loop = SimEngineLoop(self.engine, memory, self.node)
         parts = (self.transport, self.incarnation, memory.view, self.loop.post, metrics)
@@ -189,7 +191,7 @@ class Shape:
 class SimCluster:
     """Also the router's roster of workers."""
 
-    def __init__(self, rng: random.Random, hub: Hub, shape: Shape) -> None:
+    def __init__(self, rng: random.Random, hub: LoopbackHub, shape: Shape) -> None:
         self.rng = rng
         self.hub = hub
         self.clock = VirtualClock(asyncio.get_running_loop())
@@ -199,7 +201,9 @@ class SimCluster:
         self._started = 0
         metrics = RouterMetrics(lambda: RouterGauges(0, {}))
         ledger = Ledger("redis://127.0.0.1:1/0", Keys("sim"), "router")
-        self.observer = Observer(metrics, Tracing(), ledger, self.clock)
+        self.observer = Observer(
+            metrics, Tracing.from_environment("sim", "sim", {}, self.clock), ledger, self.clock
+        )
         deadlines = Deadlines(60, 60, 60, 10, 60)
         admission = Admission(10_000, self.clock)
         self.dispatcher = Dispatcher(NoStore(), admission, self.observer, deadlines, "router")

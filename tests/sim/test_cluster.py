@@ -10,11 +10,13 @@ from tests.sim.cluster import Shape, SimCluster
 from tests.sim.model import VOCAB, reference
 from tests.sim.virtual import run_virtual
 
-from kvrelay.shared.transfer.loopback import Faults, Hub
+from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_faults
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
 
-CALM = Faults()
-ROUGH = Faults(drop=0.01, delay=0.1, duplicate=0.02, reorder=0.02, truncate=0.01, flip=0.02)
+CALM = FaultRates()
+ROUGH = FaultRates(
+    drop=0.003, delay=0.1, duplicate=0.003, reorder=0.005, truncate=0.003, flip=0.005
+)
 
 
 def make_request(rng: random.Random, number: int, prefix: list[int]) -> ValidRequest:
@@ -28,10 +30,10 @@ def make_request(rng: random.Random, number: int, prefix: list[int]) -> ValidReq
     return ValidRequest(f"r{number}", "sim", specs, len(prompt))
 
 
-async def life(seed: int, shape: Shape, faults: Faults, kills: int) -> dict[str, int]:
+async def life(seed: int, shape: Shape, faults: FaultRates, kills: int) -> dict[str, int]:
     rng = random.Random(seed)
     loop = asyncio.get_running_loop()
-    cluster = SimCluster(rng, Hub(faults, seed=seed), shape)
+    cluster = SimCluster(rng, LoopbackHub(seeded_faults(seed, faults)), shape)
     await cluster.start()
     prefix = [rng.randrange(VOCAB) for _ in range(20)]
     outcome = {"whole": 0, "left": 0}
@@ -67,6 +69,7 @@ async def life(seed: int, shape: Shape, faults: Faults, kills: int) -> dict[str,
         assert (counts.in_use, counts.quarantined) == (0, 0), f"seed {seed}: {worker.name} leaks"
         assert worker.engine.state.legs == {}
     await cluster.stop()
+    await cluster.hub.close()
     assert ended_s < 600, "virtual time: nobody waited for a last resort"
     return outcome
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tinymodel import write_tiny_model
 from torch import Tensor
 
 from kvrelay.shared.checkpoint.config import read_config
@@ -18,7 +19,6 @@ from kvrelay.shared.engine.plan import Plan, PlannedRow
 from kvrelay.shared.engine.runner import RunnerSettings, TorchRunner, load_runner
 from kvrelay.shared.kv.layout import DType, KVLayout
 from kvrelay.shared.types import SamplingParams
-from tests.tinymodel import write_tiny_model
 
 POOL_BLOCKS = 200
 STEPS = 5

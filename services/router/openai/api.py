@@ -45,6 +45,7 @@ def random_draws() -> Draws:
         request_id=lambda: secrets.token_hex(16),
         seed=lambda: secrets.randbelow(MAX_SEED + 1),
         wall_s=lambda: int(time.time()),
+        now_ns=time.monotonic_ns,
     )
 
 

@@ -108,7 +108,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            await working
+            raise ClientGone
         return working.result()
     finally:
         watching.cancel()

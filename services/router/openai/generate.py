@@ -57,6 +57,7 @@ class Draws:
     request_id: Callable[[], str]
     seed: Callable[[], int]
     wall_s: Callable[[], int]
+    now_ns: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class GenerateEndpoint:
         return Origin(
             request_id=self._edge.draws.request_id(),
             seed=self._edge.draws.seed(),
+            received_ns=self._edge.draws.now_ns(),
             client_label=label if _LABEL.fullmatch(label) else "",
             trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
         )

@@ -134,7 +134,12 @@ def cluster(tokenizer: TokenizerInfo) -> ScriptedCluster:
 def app(cluster: ScriptedCluster, card: ModelCard) -> FastAPI:
     """Request ids are 1, 2, ...; the drawn seed is 7; it is always the same second."""
     ids = map(str, count(1))
-    draws = Draws(request_id=lambda: next(ids), seed=lambda: 7, wall_s=lambda: 1_750_000_000)
+    draws = Draws(
+        request_id=lambda: next(ids),
+        seed=lambda: 7,
+        wall_s=lambda: 1_750_000_000,
+        now_ns=lambda: 99,
+    )
     return create_app(cluster, lambda: card, EdgeSettings(), metrics=lambda: b"up 1\n", draws=draws)
 
 

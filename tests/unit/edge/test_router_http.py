@@ -258,6 +258,7 @@ async def test_the_callers_trace_travels_with_the_request(
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await client.post("/v1/completions", json=COMPLETION, headers={"traceparent": parent})
     assert cluster.requests[0].trace_headers == {"traceparent": parent}
+    assert cluster.requests[0].received_ns == 99
 
 
 async def test_models_are_listed_and_found_by_name(client: httpx.AsyncClient) -> None:
