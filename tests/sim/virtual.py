@@ -52,10 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[T]:
         """Inline: another thread would take real time, which nobody here waits for."""
         future: asyncio.Future[T] = self.create_future()
-        try:
-            future.set_result(func(*args))
-        except BaseException as error:
-            future.set_exception(error)
+        future.set_result(func(*args))
         return future
 
 

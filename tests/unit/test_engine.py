@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.engine import Engine, cut_runs
 from kvrelay.shared.engine.plan import Plan, StepResult
@@ -220,70 +218,3 @@ def test_runs_are_cut_where_a_chunk_begins_and_ends() -> None:
     assert cut_runs((3, 2, 4), 0, 9) == (3, 2, 4)
     assert cut_runs((3, 2, 4), 2, 4) == (1, 2, 1)
     assert cut_runs((3, 2, 4), 5, 4) == (4,)
-
-
-def test_law_holds_under_random_events() -> None:
-    for seed in range(40):
-        random_life(random.Random(seed))
-
-
-def random_life(rng: random.Random) -> None:
-    e = engine(blocks=rng.choice((8, 12, 24)), max_model_len=32)
-    live: list[LegRef] = []
-    expecting: list[m.Expect] = []
-    pushes: list[m.Push] = []
-    asked: list[m.NeedRoom] = []
-    forget: list[m.Forget] = []
-    ended: list[LegRef] = []
-
-    def note(out: list[m.Instruction]) -> None:
-        for item in out:
-            if isinstance(item, m.Ended):
-                ended.append(item.ref)
-            for kind, pile in (
-                (m.Expect, expecting),
-                (m.Push, pushes),
-                (m.NeedRoom, asked),
-                (m.Forget, forget),
-            ):
-                if isinstance(item, kind):
-                    pile.append(item)  # type: ignore[arg-type]
-
-    for i in range(150):
-        choice = rng.random()
-        if choice < 0.2:
-            r, s = ref(f"{i}"), spec(f"{i}", rng.randint(1, 20), max_tokens=rng.randint(1, 10))
-            live.append(r)
-            if rng.random() < 0.4:
-                note(e.handle(m.Reserve("r", r, s, "P")))
-            else:
-                note(e.handle(m.Serve("r", r, s, handoff=rng.random() < 0.5)))
-        elif choice < 0.3 and live:
-            note(e.handle(m.Cancel(rng.choice(live))))
-        elif choice < 0.4 and expecting:
-            x = expecting.pop(rng.randrange(len(expecting)))
-            note(e.handle(m.ChunkArrived(x.ref, x.first_missing, x.total, True, 9)))
-        elif choice < 0.5 and pushes:
-            note(e.handle(m.PushDone(pushes.pop(0).ref, rng.choice((None, None, "lost")))))
-        elif choice < 0.6 and asked:
-            need = asked.pop(0)
-            leg = e.state.legs.get(need.ref)
-            if leg is not None:
-                blocks = -(-leg.total // BLOCK)
-                note(e.handle(m.RoomGranted(need.ref, 0, (blocks,))))
-        elif choice < 0.7 and forget:
-            note(e.handle(m.Forgotten(forget.pop().ref)))
-        elif choice < 0.75 and live:
-            note(e.handle(m.Published(rng.choice(live))))
-        else:
-            note([item for item in step(e)[1] if not isinstance(item, str)])  # type: ignore[misc]
-        e.state.check()
-    note(e.handle(m.OwnerGone("r")))
-    for item in forget:
-        note(e.handle(m.Forgotten(item.ref)))
-    for push in pushes:
-        note(e.handle(m.PushDone(push.ref)))
-    e.state.check()
-    assert e.state.legs == {} and sorted(map(repr, ended)) == sorted(map(repr, live))
-    counts = e.state.pool.counts()
-    assert counts.free + counts.cached_idle == counts.total

@@ -1,4 +1,4 @@
-"""The sampler as a function: exact ids for known noise, filters, bans, errors and speed-free laws."""
+"""The sampler as a function: exact ids for known noise, filters, bans and errors."""
 
 from __future__ import annotations
 
