@@ -36,6 +36,7 @@ DRAIN_S = 2.0
 """A person who pressed Ctrl-C waits this long at most for running answers."""
 SAME_SIGNAL_S = 0.3
 """A signal so soon after the first is its echo: some callers signal the process and its group."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICE_PROGRAM = (sys.executable, "-m", "kvrelay.services.cli")
 """Run with `router`, `prefill` or `decode` behind it."""
 _KEPT_RUNS = 10
@@ -51,7 +52,10 @@ def run(
     """
     check_port_free(deployment.router)
     with tempfile.TemporaryDirectory(prefix="kvrelay-") as scratch:
-        return asyncio.run(_Run(deployment, console, Path(scratch), program).until_stopped())
+        status = asyncio.run(_Run(deployment, console, Path(scratch), program).until_stopped())
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # all is stopped: one more would spoil the end
+        return status
 
 
 def check_port_free(router: RouterConfig) -> None:
@@ -159,7 +163,7 @@ class _Run:
                 for part in self._parts:
                     part.kill()
 
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, on_signal)
         with suppress(asyncio.CancelledError):
             await running

@@ -37,16 +37,12 @@ class RouterConfig(Settings):
         8 << 20
     )
     """Longest request body in bytes; 8MiB is understood."""
-    max_choices: Annotated[int, Field(ge=1, le=1024)] = 128
-    """Most choices of one request: prompts times `n`."""
     queue_s: Seconds = 60.0
     """Longest wait for a worker and for room, in seconds."""
     prefill_s: Seconds = 120.0
     """Longest computation of a prompt, in seconds."""
-    transfer_s: Seconds = 30.0
+    transfer_s: Seconds = 10.0
     """Longest wait for the KV blocks after the prompt was computed, in seconds."""
-    first_token_s: Seconds = 180.0
-    """Longest time from arrival to the first token, in seconds."""
     idle_s: Seconds = 30.0
     """Longest time between two tokens of one choice, in seconds."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0

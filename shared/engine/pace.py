@@ -26,8 +26,8 @@ class Pace:
     def budget(self) -> int:
         if self.ns_per_token == 0.0:
             return self.max_tokens
-        fitting = int(TARGET_STEP_NS / self.ns_per_token)
-        return max(self.floor_tokens, min(self.max_tokens, fitting))
+        fitting = min(self.max_tokens, int(TARGET_STEP_NS / self.ns_per_token))
+        return max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
     def observe(self, tokens: int, elapsed_ns: int, *, outputs_only: bool) -> None:
         if outputs_only:

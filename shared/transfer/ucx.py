@@ -17,25 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import os
-import struct
-import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from kvrelay.shared.errors import CorruptFrame, PeerLost, TransferError
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
+from kvrelay.shared.transfer.ucx_address import SCHEME, host_token, pack_address, unpack_address
 from kvrelay.shared.transfer.ucx_progress import UcxLibrary, UcxProgress
 
-SCHEME: Final = "ucx"
 _SHARED_MEMORY: Final = frozenset({"posix", "sysv", "cma", "xpmem", "knem"})
 _SHARED_MEMORY_WORDS: Final = _SHARED_MEMORY | {"all", "sm", "shm", "mm"}
-_ADDRESS: Final = struct.Struct("<4s16sI")
-_ADDRESS_MAGIC: Final = b"KVU1"
 
 
 def ucx_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -57,7 +50,7 @@ def ucx_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False)
 class UcxPeer:
-    """An endpoint and the transfers that use it. `endpoint` is None once it was aborted."""
+    """An endpoint (None once it was aborted) and the transfers that use it."""
 
     endpoint: Any
     same_host: bool
@@ -105,15 +98,18 @@ class UcxTransport:
         self._pulls = "cma" in transports and library.setting("RNDV_SCHEME") == "get_zcopy"
         self._description = f"ucx ({', '.join(sorted(transports - {'self'}))})"
         worker = bytes(library.module.get_worker_address())
-        return Address(SCHEME, _pack_address(worker))
+        return Address(SCHEME, pack_address(worker))
 
     async def connect(self, to: Address) -> Peer:
+        """As the protocol says; over sockets UCX connects later, and a dead peer shows then."""
         library = self._running()
-        host, worker = _unpack_address(to)
+        host, worker = unpack_address(to)
         known = self._peers.get(to.value)
         if known is not None and known.alive:
             return known
-        same_host = self._shared_memory and host == _host_token()
+        if known is not None:
+            self._lose(known, "UCX lost the peer")
+        same_host = self._shared_memory and host == host_token()
         try:
             endpoint = await library.module.create_endpoint_from_worker_address(
                 library.module.get_ucx_address_from_buffer(worker),
@@ -121,8 +117,7 @@ class UcxTransport:
             )
         except library.errors as error:
             raise PeerLost(f"UCX cannot reach the peer: {error}") from error
-        peer = self._peers[to.value] = UcxPeer(endpoint, same_host)
-        return peer
+        return self._peers.setdefault(to.value, UcxPeer(endpoint, same_host))
 
     async def send(self, peer: Peer, tag: int, buffer: Buffer) -> None:
         """As the protocol says. A cancelled send keeps its buffer until it, or its peer, ends."""
@@ -229,8 +224,8 @@ class UcxTransport:
         self._progress.settle()
         stuck = [each for each in peer.transfers if each.started and not each.revocable]
         if stuck:
-            # Not seen so far: an abort that leaves a direct receive writing. Without its worker,
-            # nothing can write; the process has to listen again, under a new address.
+            # Never seen: an abort that leaves a direct receive writing. Without a worker nothing
+            # writes; the process has to listen again, under a new address.
             self._stop(f"UCX did not let go of {len(stuck)} buffers")
         for transfer in list(peer.transfers):
             self._drop(transfer, reason)
@@ -274,27 +269,3 @@ def _named(error: Exception | None, transfer: _Transfer) -> TransferError | None
     if "truncated" in str(error).lower():
         return CorruptFrame(f"tag {transfer.tag:#x}: more than {transfer.view.nbytes} bytes")
     return PeerLost(f"UCX: {error}")
-
-
-def _host_token() -> bytes:
-    """Equal for two processes that can read each other's memory: one kernel, namespace and user."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "ipc")]
-    return hashlib.blake2b(repr((boot, spaces, os.getuid())).encode(), digest_size=16).digest()
-
-
-def _pack_address(worker: bytes) -> bytes:
-    return _ADDRESS.pack(_ADDRESS_MAGIC, _host_token(), zlib.crc32(worker)) + worker
-
-
-def _unpack_address(address: Address) -> tuple[bytes, bytes]:
-    """(host token, worker address). UCX would crash on a damaged one, so it never sees one."""
-    if address.scheme != SCHEME:
-        raise TransferError(f"a {address.scheme} address cannot be reached over ucx")
-    if len(address.value) < _ADDRESS.size:
-        raise TransferError("a ucx address that is cut short")
-    magic, host, crc = _ADDRESS.unpack_from(address.value)
-    worker = address.value[_ADDRESS.size :]
-    if magic != _ADDRESS_MAGIC or crc != zlib.crc32(worker):
-        raise TransferError("a ucx address that is damaged or of another version")
-    return host, worker

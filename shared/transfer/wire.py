@@ -25,6 +25,7 @@ from typing import Final
 import xxhash
 
 from kvrelay.shared.errors import CorruptFrame
+from kvrelay.shared.kv.runs import run_lengths
 from kvrelay.shared.transfer.protocol import Buffer
 from kvrelay.shared.types import FinishReason, Incarnation, LegRef
 
@@ -223,17 +224,6 @@ def checksum(buffers: Iterable[Buffer]) -> int:
     return digest.intdigest()
 
 
-def runs(blocks: Sequence[int]) -> list[int]:
-    """Lengths of the maximal runs of adjacent ascending ids: [4, 5, 6, 9, 8] gives [3, 1, 1]."""
-    lengths: list[int] = []
-    for position, block in enumerate(blocks):
-        if position and block == blocks[position - 1] + 1:
-            lengths[-1] += 1
-        else:
-            lengths.append(1)
-    return lengths
-
-
 def common_runs(source: Sequence[int], destination_runs: Sequence[int]) -> list[int]:
     """Lengths of the pieces that are contiguous at both ends: each is one message.
 
@@ -246,5 +236,5 @@ def common_runs(source: Sequence[int], destination_runs: Sequence[int]) -> list[
     """
     if any(run < 1 for run in destination_runs) or sum(destination_runs) != len(source):
         raise ValueError(f"runs {list(destination_runs)} do not cover {len(source)} blocks")
-    ends = sorted({*accumulate(runs(source)), *accumulate(destination_runs)})
+    ends = sorted({*accumulate(run_lengths(source)), *accumulate(destination_runs)})
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]

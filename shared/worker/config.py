@@ -54,8 +54,6 @@ class WorkerConfig(Settings):
     """What carries KV blocks; auto takes ucx where it can be used, else tcp, and says which."""
     name: Annotated[str, Field(max_length=64), Named(env="WORKER_NAME")] = ""
     """A label for people, in logs and metrics."""
-    lease_s: Annotated[float, Field(ge=0.5, le=60)] = 1.5
-    """Seconds without progress after which the others take this worker for dead."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
 

@@ -38,6 +38,8 @@ Report = Callable[[ChunkArrived | RelayFailed | Forgotten], None]
 
 BODY_DEADLINE_S = 2.0
 """Between a header and the end of its body; then its attempt has failed."""
+IDLE_LANE_S = 120.0
+"""Without an attempt for this long a lane may be dropped."""
 FORGET_GRACE_S = 0.5
 """What a body in flight still gets once nobody wants it, before its peer is dropped."""
 
@@ -81,6 +83,8 @@ class Receiver:
         self._tasks = TaskSet()
         self._lanes: dict[str, asyncio.Task[None]] = {}
         self._peers: dict[str, Peer] = {}
+        self._used_s: dict[str, float] = {}
+        """When each lane was last expected to carry something, in the loop's time."""
         self._sink = bytearray()
 
     def expect(self, expect: Expect, writer: PeerInfo) -> None:
@@ -88,7 +92,21 @@ class Receiver:
         self._landings[expect.ref.nonce] = Landing(expect)
         lane = self._lanes.get(writer.incarnation)
         if lane is None or lane.done():
+            self._drop_idle_lanes()
             self._lanes[writer.incarnation] = self._tasks.spawn(self._run(writer))
+        self._used_s[writer.incarnation] = asyncio.get_running_loop().time()
+
+    def _drop_idle_lanes(self) -> None:
+        """A worker that was replaced never says so: its lane goes when a newcomer's is made.
+
+        One that is still there gets a new lane with its next `expect`, before it sends anything.
+        """
+        horizon_s = asyncio.get_running_loop().time() - IDLE_LANE_S
+        busy = {landing.expect.writer for landing in self._landings.values()}
+        for writer in [*self._lanes]:
+            if writer not in busy and self._used_s[writer] < horizon_s:
+                self._lanes.pop(writer).cancel()
+                del self._used_s[writer]
 
     def forget(self, ref: LegRef) -> None:
         """Accept no more; `Forgotten` follows when nothing writes into the blocks any more."""

@@ -38,6 +38,8 @@ BlockView = Callable[[int, int], memoryview]
 
 CHUNK_DEADLINE_S = 5.0
 """A chunk that has not left by then goes to a peer that does not answer."""
+IDLE_LANE_S = 120.0
+"""Without a chunk for this long a lane may be dropped."""
 ABANDON_GRACE_S = 0.5
 """What an abandoned chunk in flight still gets: its receiver drains it, or is gone."""
 
@@ -51,6 +53,9 @@ class Lane:
     filled: asyncio.Event
     peer: Peer | None = None
     sending: LegRef | None = None
+    used_s: float = 0.0
+    """When it was last given a chunk, in the loop's time."""
+    task: asyncio.Task[None] | None = None
     hurry: asyncio.Event | None = None
     """Set when the chunk in flight was abandoned."""
 
@@ -77,11 +82,22 @@ class Sender:
     def push(self, push: Push, to: PeerInfo) -> None:
         lane = self._lanes.get(to.incarnation)
         if lane is None:
+            self._drop_idle_lanes()
             lane = Lane(to, deque(), asyncio.Event())
             self._lanes[to.incarnation] = lane
-            self._tasks.spawn(self._run(lane))
+            lane.task = self._tasks.spawn(self._run(lane))
+        lane.used_s = asyncio.get_running_loop().time()
         lane.jobs.append(push)
         lane.filled.set()
+
+    def _drop_idle_lanes(self) -> None:
+        """A worker that was replaced never says so: its lane goes when a newcomer's is made."""
+        horizon_s = asyncio.get_running_loop().time() - IDLE_LANE_S
+        for name, lane in [*self._lanes.items()]:
+            if lane.sending is None and not lane.jobs and lane.used_s < horizon_s:
+                del self._lanes[name]
+                if lane.task is not None:
+                    lane.task.cancel()
 
     def abandon(self, ref: LegRef) -> None:
         """Chunks of this attempt not yet begun never will be; the one in flight gets a moment."""
@@ -110,6 +126,8 @@ class Sender:
         finally:
             for push in lane.jobs:
                 self._done(PushDone(push.ref, "the worker is stopping"))
+            if lane.peer is not None:
+                await self._transport.close_peer(lane.peer)
 
     async def _attempt(self, lane: Lane, push: Push) -> str | None:
         """Send one chunk; a failure drops the connection, so that the next makes a new one."""

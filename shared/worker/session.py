@@ -105,9 +105,10 @@ class Session:
     def load(self) -> LoadRecord:
         state = self.engine.state
         waiting = [*state.waiting]
+        chunked = [leg.pending for leg in [*state.running] if leg.pending > 1]
         return LoadRecord(
             waiting_requests=len(waiting) + len(state.reserving),
-            waiting_tokens=sum(leg.total for leg in waiting),
+            waiting_tokens=sum(leg.total for leg in waiting) + sum(chunked),
             running_requests=len(state.running) + state.receiving,
             free_blocks=state.pool.available,
             total_blocks=state.pool.total,

@@ -36,17 +36,13 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     env = {"KVRELAY_BLOCK_SIZE": "32", "KVRELAY_MAX_NUM_SEQS": "10", "KVRELAY_CONFIG": file}
     outcome = resolve(WorkerConfig, read_sources({"block_size": "64"}, env))
     config = outcome.config
-    assert (config.block_size, config.max_num_seqs, config.threads, config.lease_s) == (
-        64,
-        10,
-        3,
-        1.5,
-    )
+    assert (config.block_size, config.max_num_seqs, config.threads) == (64, 10, 3)
+    assert config.max_num_batched_tokens == 256
     assert outcome.origins["block_size"] == "--block-size"
     assert outcome.origins["max_num_seqs"] == "KVRELAY_MAX_NUM_SEQS"
     assert outcome.origins["threads"] == f"[worker] threads in {file}"
     assert outcome.origins["model"] == f"model in {file}"
-    assert outcome.origins["lease_s"] == "default"
+    assert outcome.origins["max_num_batched_tokens"] == "default"
 
 
 def test_a_services_table_wins_over_the_common_keys(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.shared.errors import CorruptFrame
+from kvrelay.shared.kv.runs import run_lengths
 from kvrelay.shared.transfer import wire
 from kvrelay.shared.transfer.wire import ChunkHeader, FirstToken
 from kvrelay.shared.types import FinishReason, Incarnation, LegRef
@@ -172,8 +173,8 @@ def test_the_checksum_is_xxh3() -> None:
 
 
 def test_runs_are_maximal() -> None:
-    assert wire.runs([]) == []
-    assert wire.runs([4, 5, 6, 9, 8, 9]) == [3, 1, 2]
+    assert run_lengths([]) == []
+    assert run_lengths([4, 5, 6, 9, 8, 9]) == [3, 1, 2]
 
 
 def test_common_runs_cut_where_either_side_jumps() -> None:
@@ -194,7 +195,7 @@ def test_common_runs_are_contiguous_on_both_sides_and_maximal(
 ) -> None:
     size = st.lists(st.integers(0, 12), min_size=len(source), max_size=len(source))
     destination = data.draw(size)
-    pieces = wire.common_runs(source, wire.runs(destination))
+    pieces = wire.common_runs(source, run_lengths(destination))
     ends = list(accumulate(pieces))
     assert sum(pieces) == len(source)
     for position in range(1, len(source)):

@@ -195,6 +195,15 @@ async def test_events_after_a_leg_has_ended_are_neither_text_nor_usage(
     assert answer["usage"]["completion_tokens"] == 3
 
 
+async def test_a_stop_string_does_not_count_before_min_tokens(
+    client: httpx.AsyncClient, cluster: Any
+) -> None:
+    cluster.script = cluster.saying("xaxax")
+    answer = await whole(client, "/v1/completions", stop="x", min_tokens=2)
+    assert answer["choices"][0]["text"] == "xa"
+    assert answer["usage"]["completion_tokens"] == 3
+
+
 async def test_a_stop_id_is_counted_but_is_no_text(client: httpx.AsyncClient, cluster: Any) -> None:
     x, y = cluster.byte_ids[b"x"], cluster.byte_ids[b"y"]
     cluster.script = lambda request: [TokenEvent(0, 0, x), TokenEvent(0, 1, y, FinishReason.STOP)]
