@@ -66,7 +66,7 @@ def show_parts(console: Console, parts: Sequence[Part]) -> None:
 def show_ready(console: Console, url: str, model: str, took_s: float) -> None:
     """Where it answers, and a question to copy."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model, "messages": [question], "max_tokens": 32})
+    body = json.dumps({"model": model, "messages": [question], "max_tokens": 32, "temperature": 0})
     console.print(
         f"\nkvrelay serves {model} at {url}/v1 (ready after {took_s:.1f} s)\n", markup=False
     )

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -51,11 +51,10 @@ def run(
     `KvrelayError` of a part that does not get ready.
     """
     check_port_free(deployment.router)
-    with tempfile.TemporaryDirectory(prefix="kvrelay-") as scratch:
-        status = asyncio.run(_Run(deployment, console, Path(scratch), program).until_stopped())
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # all is stopped: one more would spoil the end
-        return status
+    status = asyncio.run(_Run(deployment, console, program).until_stopped())
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # all is stopped: one more would spoil the end
+    return status
 
 
 def check_port_free(router: RouterConfig) -> None:
@@ -84,29 +83,26 @@ def run_folder() -> Path:
     folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         folder.mkdir(parents=True, mode=0o700)
-        for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-            for log in old.glob("*.log"):
-                log.unlink()
-            old.rmdir()
     except OSError as error:
         raise ConfigError(f"KVRELAY_CACHE_DIR: cannot keep logs in {folder}: {error}") from error
+    for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)  # another run may be doing the same
     return folder
 
 
 class _Run:
     """One run from start to stop."""
 
-    def __init__(
-        self, deployment: Deployment, console: Console, scratch: Path, program: tuple[str, ...]
-    ) -> None:
+    def __init__(self, deployment: Deployment, console: Console, program: tuple[str, ...]) -> None:
         self._console = console
         self._program = program
         self._up = deployment.up
-        self._logs = None if deployment.up.verbose else run_folder()
+        folder = run_folder()
+        self._logs = None if deployment.up.verbose else folder
         redis_url = deployment.worker.redis_url
         self._store: Part | None = None
         if not deployment.external_redis:
-            valkey = EmbeddedValkey(server_binary(), free_port(), scratch)
+            valkey = EmbeddedValkey(server_binary(), free_port(), folder)
             redis_url = valkey.url
             self._store = self._part("valkey", "store", valkey.command, dict(os.environ), valkey)
         self._workers = [
@@ -159,7 +155,7 @@ class _Run:
                 first_s = loop.time()
                 running.cancel()
             elif loop.time() - first_s > SAME_SIGNAL_S:
-                self._console.print("stopping now")
+                self._say("stopping now")
                 for part in self._parts:
                     part.kill()
 
@@ -174,19 +170,20 @@ class _Run:
         try:
             await self._start()
             address = await self._answering()
-            show_parts(self._console, self._parts)
-            took_s = time.monotonic() - started
-            show_ready(self._console, address, self._router_config.served_names[0], took_s)
-            self._console.print(f"Logs: {self._logs}" if self._logs else "", soft_wrap=True)
+            with self._heard():
+                show_parts(self._console, self._parts)
+                took_s = time.monotonic() - started
+                show_ready(self._console, address, self._router_config.served_names[0], took_s)
+            self._say(f"Logs: {self._logs}" if self._logs else "")
             async with asyncio.TaskGroup() as group:
                 for part in self._parts:
                     group.create_task(part.keep(self._report))
         finally:
-            self._console.print("stopping ...")
+            self._say("stopping ...")
             await self._stop()
 
     async def _start(self) -> None:
-        self._console.print(f"starting {', '.join(p.spec.name for p in self._parts)} ...")
+        self._say(f"starting {', '.join(p.spec.name for p in self._parts)} ...")
         if self._store:
             await self._store.start()
         starts = [asyncio.create_task(p.start()) for p in (*self._workers, self._router)]
@@ -223,7 +220,20 @@ class _Run:
             await self._store.stop()
 
     def _report(self, line: str) -> None:
-        self._console.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True)
+        self._say(f"{time.strftime('%H:%M:%S')} {line}")
+
+    def _say(self, line: str) -> None:
+        with self._heard():
+            self._console.print(line, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Print in here. A closed terminal or pipe ends the talking, and nothing else."""
+        try:
+            yield
+        except OSError:
+            with open(os.devnull, "w") as nobody:
+                os.dup2(nobody.fileno(), self._console.file.fileno())
 
 
 async def _http_get(host: str, port: int, path: str) -> str:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,12 @@ from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
 START_S = 60.0
+HELD = (
+    'kvrelay_pool_blocks{state="in_use"}',
+    'kvrelay_pool_blocks{state="quarantined"}',
+    "kvrelay_requests_waiting",
+    "kvrelay_requests_running",
+)
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> float:
@@ -82,10 +89,16 @@ class Process:
         assert self.popen is not None
         if self.popen.poll() is None:
             self.kill(number)
+        return self.wait(seconds)
+
+    def wait(self, seconds: float = 10.0) -> int:
+        """The exit status of a process that was told to end."""
+        assert self.popen is not None
         try:
             return self.popen.wait(seconds)
         except subprocess.TimeoutExpired:
             self.popen.kill()
+            self.popen.wait()
             raise AssertionError(f"{self.name} did not end within {seconds:g} s") from None
 
 
@@ -93,48 +106,71 @@ class Stack:
     """`prefill` x `decode` workers, or with both 0 one worker that does both."""
 
     def __init__(
-        self, folder: Path, model: Path, prefill: int = 1, decode: int = 1, **settings: object
+        self,
+        folder: Path,
+        model: Path,
+        prefill: int = 1,
+        decode: int = 1,
+        env: Mapping[str, str] | None = None,
+        **settings: object,
     ) -> None:
+        """Each setting goes to the router or to all workers. `env` is added to the environment."""
         self.folder = folder
         scratch = folder / "valkey"
         scratch.mkdir(parents=True)
         self._valkey = EmbeddedValkey(server_binary(), free_port(), scratch)
         self.redis_url = self._valkey.url
+        self._environ = {**os.environ, **(env or {})}
+        # One client for all: making one costs more than most requests do.
+        self.http = httpx.Client(timeout=120, limits=httpx.Limits(), trust_env=False)
+        self.valkey = Process(
+            "valkey", list(self._valkey.command), self._environ, folder / "valkey.log"
+        )
         router = {k: settings.pop(k) for k in [*settings] if k in RouterConfig.model_fields}
         common = {"redis_url": self.redis_url, "model": str(model)}
         log_level = router.pop("log_level", "info")
         self.router = self._service(
             "router", "router", RouterConfig(port=0, log_level=log_level, **common, **router)
         )
+        self._common = {**common, **settings}
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode or [Role.BOTH]
-        self.workers = [
-            self.make_worker(role, number, **common, **settings)
-            for number, role in enumerate(roles)
-        ]
+        self.workers = [self.make_worker(role, number) for number, role in enumerate(roles)]
         self.model = RouterConfig(port=0, **common, **router).served_names[0]
 
-    def make_worker(self, role: Role, number: int, **settings: object) -> Process:
+    def make_worker(self, role: Role, number: int, **changed: object) -> Process:
+        """A worker like the others but for the settings given; it is not started."""
+        settings = {**self._common, **changed}
         config = WorkerConfig(role=role, name=f"{role}-{number}", **settings)
         command = "decode" if role is Role.BOTH else role.value
         return self._service(f"{role}-{number}", command, config)
 
     def _service(self, name: str, command: str, config: Settings) -> Process:
         program = [sys.executable, "-m", "kvrelay.services.cli", command]
-        return Process(name, program, child_env(config, os.environ), self.folder / f"{name}.log")
+        return Process(name, program, child_env(config, self._environ), self.folder / f"{name}.log")
 
     def start(self) -> None:
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Start all parts without waiting for them: several stacks can start side by side."""
         self.start_valkey()
         for part in (*self.workers, self.router):
             part.start(wait=False)
+
+    def wait_ready(self) -> None:
         for part in (*self.workers, self.router):
             part.wait_ready()
         self.url = f"http://{self.router.detail['address']}"
         until(self.ready, START_S, "the router is ready")
+        until(self.all_seen, START_S, "the router sees all workers")
+
+    def all_seen(self) -> bool:
+        page = metrics_at(f"{self.url}/metrics")
+        seen = [value for name, value in page.items() if 'state="ready"' in name]
+        return sum(seen) == len(self.workers)
 
     def start_valkey(self) -> None:
-        self.valkey = Process(
-            "valkey", list(self._valkey.command), dict(os.environ), self.folder / "valkey.log"
-        )
         with self.valkey.log.open("ab") as log:
             self.valkey.popen = subprocess.Popen(
                 wrapped(self.valkey.command), stdout=log, stderr=log
@@ -152,15 +188,20 @@ class Stack:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+            return self.http.get(f"{self.url}/ready", timeout=2).status_code == 200
         except httpx.HTTPError:
             return False
 
     def stop(self) -> None:
-        for part in (self.router, *self.workers, self.valkey):
-            if part.popen is not None and part.popen.poll() is None:
-                part.popen.send_signal(signal.SIGCONT)
-                part.end()
+        """Valkey last, so that the others can take their leave of it."""
+        self.http.close()
+        for parts in ((self.router, *self.workers), (self.valkey,)):
+            running = [p for p in parts if p.popen is not None and p.popen.poll() is None]
+            for part in running:
+                part.kill(signal.SIGCONT)
+                part.kill(signal.SIGTERM)
+            for part in running:
+                part.wait()
 
     # ---- what tests look at ------------------------------------------------------------------
 
@@ -173,7 +214,7 @@ class Stack:
         return [worker for worker in self.workers if worker.name.startswith("decode")]
 
     def post(self, path: str, **body: object) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json={"model": self.model, **body}, timeout=120)
+        return self.http.post(f"{self.url}{path}", json={"model": self.model, **body})
 
     def complete(self, prompt: object, **params: object) -> dict[str, Any]:
         response = self.post("/v1/completions", prompt=prompt, **params)
@@ -183,23 +224,33 @@ class Stack:
 
     def baseline(self) -> bool:
         """Nothing is held, queued or running anywhere."""
-        for worker in self.workers:
-            m = metrics(worker)
-            held = sum(
-                m[f'kvrelay_pool_blocks{{state="{state}"}}'] for state in ("in_use", "quarantined")
-            )
-            if held or m["kvrelay_requests_waiting"] or m["kvrelay_requests_running"]:
-                return False
-        return metrics_at(f"{self.url}/metrics")["kvrelay_requests_in_flight"] == 0
+        return not any(self.held(worker) for worker in self.workers) and (
+            metrics_at(f"{self.url}/metrics")["kvrelay_requests_in_flight"] == 0
+        )
+
+    def held(self, worker: Process) -> float:
+        """Blocks and requests that a worker has in its hands."""
+        page = metrics(worker)
+        return sum(page[gauge] for gauge in HELD)
+
+    def counted(self, workers: Sequence[Process], sample: str) -> int:
+        """One sample, summed over workers."""
+        return round(sum(metrics(worker)[sample] for worker in workers))
 
 
 def metrics(worker: Process) -> dict[str, float]:
     return metrics_at(f"http://{worker.detail['metrics']}/metrics")
 
 
+def at_least(worker: Process, sample: str, value: float) -> Callable[[], bool]:
+    """A condition for `until`."""
+    return lambda: metrics(worker)[sample] >= value
+
+
 def metrics_at(url: str) -> dict[str, float]:
     """Every sample of a Prometheus page, by its full name."""
-    lines = httpx.get(url, timeout=5).text.splitlines()
+    with urllib.request.urlopen(url, timeout=5) as page:
+        lines = page.read().decode().splitlines()
     samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, value in samples}
 

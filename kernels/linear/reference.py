@@ -19,7 +19,8 @@ ROW_TILE = 16
 
 _DEPTH = 32
 """AMX reads the inner dimension in steps of 32 and multiplies what lies past the end of a row by
-zero. That is the next row, and 0 * NaN is NaN: so the inner dimension is padded to whole steps."""
+zero. That is the next row, and 0 * NaN is NaN (seen from 32 rows up): so rows are padded to whole
+steps. Those of real models already are."""
 
 
 @dataclass(frozen=True, slots=True)

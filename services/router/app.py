@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import uvicorn
 import uvloop
 
+from kvrelay.services.router import policy
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
@@ -82,14 +83,16 @@ class Server(uvicorn.Server):
 
 @dataclass(slots=True)
 class CardSource:
-    """The model as the edge sees it; the context is what every live worker can hold."""
+    """The model as the edge sees it; the context is what every worker in use can hold."""
 
     card: ModelCard
     membership: Membership
     max_model_len: int = 0
 
     def __call__(self) -> ModelCard:
-        lengths = [worker.record.max_model_len for worker in self.membership.live()]
+        found = policy.candidates(self.membership.live(), frozenset())
+        used = (*found.prefills, *found.decodes, *found.alone)
+        lengths = [worker.record.max_model_len for worker in used]
         shortest = min(lengths, default=self.card.max_model_len)
         if shortest != self.card.max_model_len:
             self.card = replace(self.card, max_model_len=shortest)

@@ -119,15 +119,12 @@ def _looks_like_path(name: str) -> bool:
 
 def _fetch_from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HFValidationError
 
-    # The client also raises its HTTP library's own errors, which share no base with the hub's: they
-    # differ between its versions, and all of them mean that this id cannot be had now.
     try:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except (HFValidationError, ValueError) as error:
+    except HFValidationError as error:
         raise ModelError(f"{name!r} is neither a path nor a model id of the hub") from error
-    except (HfHubHTTPError, OSError) as error:
-        raise ModelError(
-            f"cannot fetch {name!r} from the hub (and no such path): {error}"
-        ) from error
+    except OSError as error:  # the base of the hub's own errors, of no network and of no disk
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{name!r} is no path here, and the hub failed: {reason}") from error

@@ -18,14 +18,13 @@ class KVCache:
     def __init__(self, layout: KVLayout, blocks: int) -> None:
         self.layout = layout
         self.blocks = blocks
+        shape = (blocks, *layout.shape)  # [NB, L, 2, Hk, BS, D]
         try:
-            self.tensor = torch.empty((blocks, *layout.shape), dtype=TORCH_DTYPES[layout.dtype])
+            self.tensor = torch.empty(shape, dtype=TORCH_DTYPES[layout.dtype])
         except RuntimeError as error:
-            size = blocks * layout.block_bytes
             raise ConfigError(
-                f"no memory for a KV pool of {blocks} blocks, {size} bytes"
+                f"no memory for a KV pool of {blocks} blocks of {layout.block_bytes} bytes"
             ) from error
-        """[NB, L, 2, Hk, BS, D]"""
         self._bytes = memoryview(self.tensor.view(-1).view(torch.uint8).numpy())
 
     def view(self, first_block: int, count: int) -> memoryview:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kvrelay.kernels.attention.reference import attention
-from kvrelay.kernels.attention.schedule import PagedRow, schedule
+from kvrelay.kernels.attention.schedule import KEY_TILE, PagedRow, schedule
 from kvrelay.kernels.linear.reference import ROW_TILE
 from kvrelay.kernels.rope.reference import Slots, rope_write
 from kvrelay.shared.checkpoint.config import ModelConfig
@@ -23,6 +23,7 @@ from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
+from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.model.llama import Attend, Llama
 from kvrelay.shared.model.load import Progress, load_llama
 from kvrelay.shared.model.weights import open_weights
@@ -48,7 +49,13 @@ def load_runner(
     settings: RunnerSettings,
     progress: Progress | None = None,
 ) -> TorchRunner:
-    """Load the model in the dtype of the cache. Raises `ModelError`."""
+    """Load the model in the dtype of the cache.
+
+    Raises `ModelError`, or `ConfigError` for a block size that the kernels cannot do.
+    """
+    block_size = cache.layout.block_size
+    if KEY_TILE % block_size:
+        raise ConfigError(f"block_size: {block_size} tokens, but it must divide {KEY_TILE}")
     torch.set_num_threads(1)  # conversions of small tensors: threads would mostly wait
     model = load_llama(
         open_weights(source, config),

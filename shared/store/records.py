@@ -29,6 +29,7 @@ FINGERPRINT_FIELDS: Final = (
     "weights",
     "tokenizer",
     "numerics",
+    "transport",
 )
 """The order in which a misfit is looked for: the field a person can change most easily first."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 from collections.abc import MutableMapping
@@ -27,9 +28,10 @@ def open_transport(
 ) -> Transport:
     """A transport that still has to `listen`. `auto` is ucx where it is installed, else tcp.
 
-    `host` is the address to bind and `advertise` the one to tell others, for tcp; ucx takes its
-    interfaces from `UCX_NET_DEVICES`. For ucx this adds defaults to `environ`, which UCX reads when
-    it starts, and keeps what is set there. Raises `ConfigError`.
+    `host` is the address to bind and `advertise` the one to tell others, for tcp. ucx takes its
+    interfaces from `UCX_NET_DEVICES`: by default all, or only loopback where `host` is on it. For
+    ucx this adds defaults to `environ`, which UCX reads when it starts, and keeps what is set
+    there. Raises `ConfigError`.
     """
     if scheme not in ("auto", "ucx", "tcp"):
         raise ConfigError(f"transport: must be auto, ucx or tcp, got {scheme!r}")
@@ -38,5 +40,14 @@ def open_transport(
         scheme = "tcp"
     if scheme == "tcp":
         return TcpTransport(host, advertise)
+    if _is_loopback(host):
+        environ.setdefault("UCX_NET_DEVICES", "lo")
     environ.update(ucx_environment(environ))
     return UcxTransport()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -47,6 +48,7 @@ NOTHING_YET = WorkerGauges(0, 0, 0, 0, 0, 0, 0)
 def run(config: WorkerConfig) -> int:
     """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
     os.environ.update(compute_environment(config.compute_threads, os.environ))
+    gc.disable()  # until it serves: libraries and model stay, looking through them is lost time
     return asyncio.run(Worker(config).serve())
 
 
@@ -111,12 +113,13 @@ class Worker:
             facts.tokenizer.vocab_size,
         )
         log.info(facts.capacity.describe())
-        fingerprint = await asyncio.to_thread(fingerprint_of, facts, config, compute.numerics)
         transport = open_transport(
             config.transport, host=config.host, advertise=config.advertise_host
         )
         transfer = await transport.listen()
         log.info("the relay runs over %s", transport.describe())
+        identity = await asyncio.to_thread(fingerprint_of, facts, config, compute.numerics)
+        fingerprint = {**identity, "transport": transfer.scheme}
         tracing = Tracing.from_environment(
             f"kvrelay-{config.role}", self._name, os.environ, self._clock
         )
@@ -199,6 +202,8 @@ class Worker:
             ),
             self._clock,
         )
+        gc.freeze()
+        gc.enable()
         presence.start()
         record = describe(self._incarnation)
         announce_ready(

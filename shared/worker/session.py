@@ -25,6 +25,10 @@ from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import BlockView, Sender
 
+STALL_NS = 400_000_000
+"""An engine that has work and made no progress for this long is not well; a renewal's period is a
+little longer, so that each asks about the time since the one before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
@@ -70,7 +74,9 @@ class Session:
             machinery.metrics,
         )
         self.node.connect(self.loop, self._sender, self._receiver)
+        self._clock = machinery.clock
         self._seen_progress = -1
+        self._advanced_ns = 0
         self._counted = (0, 0, 0)
         self.loop.start()
 
@@ -82,11 +88,11 @@ class Session:
         await self._receiver.close()
 
     def check_health(self) -> bool:
-        """Whether the engine advanced since the last call, or has nothing to do."""
-        progress = self.loop.progress
-        advanced = progress != self._seen_progress
-        self._seen_progress = progress
-        self.well = self.loop.alive and (advanced or not self.loop.busy)
+        """Whether the engine advanced lately or has nothing to do, however often that is asked."""
+        now_ns, progress = self._clock.now_ns(), self.loop.progress
+        if progress != self._seen_progress or not self.loop.busy:
+            self._seen_progress, self._advanced_ns = progress, now_ns
+        self.well = self.loop.alive and now_ns - self._advanced_ns < STALL_NS
         return self.well
 
     def gauges(self) -> WorkerGauges:

@@ -106,7 +106,7 @@ def oracle() -> Oracle:
     source = resolve_model(str(path))
     config = read_config(source)
     layout = KVLayout(config.layers, config.kv_heads, config.head_dim, BLOCK_SIZE, "float32")
-    settings = RunnerSettings(2, 1600, config.vocab)
+    settings = RunnerSettings(torch.get_num_threads(), 1600, config.vocab)
     # Config, weights and tokenizer each parse the file again, for seconds.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))

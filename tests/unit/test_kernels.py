@@ -1,4 +1,4 @@
-"""Each op against plain arithmetic, and the law that a row's bits do not depend on its neighbours."""
+"""Each op against plain arithmetic, and the law that a row's bits depend on the row alone."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_rms_norm_is_transformers_formula_row_by_row(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 17, 88, 1536])
+@pytest.mark.parametrize("width", [1, 17, 88, 1537])
 def test_silu_mul_rows_do_not_depend_on_neighbours_or_threads(
     dtype: torch.dtype, width: int
 ) -> None:
-    gate_up = randn(45, 2 * width, dtype=dtype) * 4
+    gate_up = randn(44, 2 * width, dtype=dtype) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
     got = silu_mul(gate_up)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
@@ -69,7 +69,9 @@ def test_silu_mul_rows_do_not_depend_on_neighbours_or_threads(
         got.double(), functional.silu(gate) * up, rtol=tolerance, atol=tolerance
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(3)
+    torch.set_num_threads(7)  # cuts the whole, not the rows, at odd places
+    got = silu_mul(gate_up)
+    torch.set_num_threads(1)
     assert torch.equal(torch.cat([silu_mul(row[None]) for row in gate_up]), got)
     torch.set_num_threads(threads)
 
@@ -144,7 +146,7 @@ def test_attention_of_mixed_rows_is_dense_attention(
 
 
 @pytest.mark.parametrize("window", [None, 150])
-@pytest.mark.parametrize(("heads", "heads_k", "dim"), [(9, 3, 64), (1, 1, 64), (32, 4, 128)])
+@pytest.mark.parametrize(("heads", "heads_k", "dim"), [(9, 3, 64), (1, 1, 64), (8, 2, 128)])
 def test_a_token_attends_alike_alone_in_a_batch_and_in_any_chunk(
     heads: int, heads_k: int, dim: int, window: int | None
 ) -> None:

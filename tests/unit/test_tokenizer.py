@@ -203,6 +203,17 @@ def test_bos_never_comes_twice(tmp_path: Path) -> None:
     assert tokenizer.encode("a", add_special=False).count(bos or 0) == 0
 
 
+def test_control_tokens_that_overlap_in_a_text_are_all_broken(tmp_path: Path) -> None:
+    values = byte_level("gpt-2")
+    tokens: Any = values["tokenizer.ggml.tokens"]
+    tokens[-3:-1] = ["<ab", "bc>"]
+    tokenizer = load_tokenizer(gguf(tmp_path / "m.gguf", values))
+    for text in ("<abc>", "<ab<abc>bc>"):
+        ids = tokenizer.encode_guarded(tokenizer.guard(text))
+        assert tokenizer.special_ids.isdisjoint(ids)
+        assert text_of(tokenizer, ids) == text
+
+
 def test_user_defined_tokens_are_whole_and_are_text(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(gguf(tmp_path / "m.gguf", byte_level("gpt-2")))
     (think,) = tokenizer.encode_guarded(tokenizer.guard("<think>"))

@@ -1,0 +1,64 @@
+"""Workers that freeze or die under load: the clients see the same tokens, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.stack import Process, until
+from tests.system.cluster import Cluster
+from tests.system.load import Load
+
+pytestmark = [pytest.mark.system, pytest.mark.leaks_allowed]  # parts are started again
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+def test_a_frozen_worker_is_left_by_its_requests_and_comes_back_as_another(
+    cluster: Cluster, name: str
+) -> None:
+    worker = named(cluster, name)
+    with Load(cluster.url, cluster.model) as load:
+        for _ in range(2):
+            before = incarnations(cluster)
+            load.wait_answers(4)
+            worker.kill(signal.SIGSTOP)
+            noticed_s = until(lambda: cluster.seen() == 3, 10, f"{name} is missed")
+            load.wait_answers(4)  # the others go on
+            worker.kill(signal.SIGCONT)
+            back_s = cluster.wait_all_seen()
+            print(f"{name} frozen: noticed after {noticed_s:.2f} s, back after {back_s:.2f} s")
+            load.wait_answers(4)
+            after = incarnations(cluster)
+            assert len(before - after) == 1 == len(after - before), "one came back as another"
+    assert load.wrong() == {}
+    print(f"{load.done} answers, longest pause {load.longest_gap_s:.2f} s")
+
+
+@pytest.mark.parametrize("name", ["prefill-1", "decode-1"])
+def test_a_worker_killed_and_restarted_under_load_harms_no_answer(
+    cluster: Cluster, name: str
+) -> None:
+    """C15, also: whoever restarts is used again without a restart of its peers."""
+    worker, others = named(cluster, name), {p.pid for p in cluster.parts if p.name != name}
+    with Load(cluster.url, cluster.model) as load:
+        for _ in range(2):
+            load.wait_answers(4)
+            worker.end(signal.SIGKILL)
+            worker.start()
+            cluster.wait_all_seen()
+        load.wait_answers(8)
+    assert load.wrong() == {}
+    assert {p.pid for p in cluster.parts if p.name != name} == others
+    assert all(p.popen and p.popen.poll() is None for p in cluster.parts)
+    print(f"{load.done} answers, longest pause {load.longest_gap_s:.2f} s")
+
+
+def named(cluster: Cluster, name: str) -> Process:
+    [worker] = [worker for worker in cluster.workers if worker.name == name]
+    return worker
+
+
+def incarnations(cluster: Cluster) -> set[bytes]:
+    """Of the workers that hold a lease now."""
+    with cluster.server.client() as client:
+        return set(client.scan_iter("kvrelay:*:worker:*"))
