@@ -112,7 +112,7 @@ class Stack:
         prefill: int = 1,
         decode: int = 1,
         env: Mapping[str, str] | None = None,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         """Each setting goes to the router or to all workers. `env` is added to the environment."""
         self.folder = folder
@@ -127,7 +127,7 @@ class Stack:
             "valkey", list(self._valkey.command), self._environ, folder / "valkey.log"
         )
         router = {k: settings.pop(k) for k in [*settings] if k in RouterConfig.model_fields}
-        common = {"redis_url": self.redis_url, "model": str(model)}
+        common: dict[str, Any] = {"redis_url": self.redis_url, "model": str(model)}
         log_level = router.pop("log_level", "info")
         self.router = self._service(
             "router", "router", RouterConfig(port=0, log_level=log_level, **common, **router)
@@ -137,7 +137,7 @@ class Stack:
         self.workers = [self.make_worker(role, number) for number, role in enumerate(roles)]
         self.model = RouterConfig(port=0, **common, **router).served_names[0]
 
-    def make_worker(self, role: Role, number: int, **changed: object) -> Process:
+    def make_worker(self, role: Role, number: int, **changed: Any) -> Process:
         """A worker like the others but for the settings given; it is not started."""
         settings = {**self._common, **changed}
         config = WorkerConfig(role=role, name=f"{role}-{number}", **settings)

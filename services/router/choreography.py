@@ -155,12 +155,13 @@ class LegMachine:
         return self._take()
 
     def worker_lost(self, worker: str) -> list[Action]:
-        """A worker's lease or stream ended."""
-        if self.stage in (Stage.CHOOSING, Stage.DONE) or worker not in self._told:
+        """A worker's lease or stream ended. Decode may be lost before it was told anything."""
+        needed = self._needs(worker)
+        if self.stage in (Stage.CHOOSING, Stage.DONE) or not (needed or worker in self._told):
             return []
         self._told.discard(worker)
         self.failed.add(worker)
-        if self._needs(worker):
+        if needed:
             self._again(f"worker {worker} is lost", self._lost_half(worker))
         return self._take()
 

@@ -139,8 +139,9 @@ def compare(oracle: Oracle, chosen: list[Prompt]) -> int:
     return to_the_end
 
 
+@pytest.mark.timeout(400)  # a quarter minute alone, minutes on a machine with more to do
 def test_ten_prompts_give_the_greedy_tokens_of_transformers(oracle: Oracle) -> None:
-    short = [prompt for prompt in prompts() if prompt.tokens is None or prompt.tokens < 260]
+    short = [prompt for prompt in prompts() if prompt.tokens is None or prompt.tokens < 130]
     assert compare(oracle, short[::7][:10]) >= 5
 
 

@@ -6,6 +6,7 @@ Those that the collected tests ask for are started once, side by side, and left 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tcp": {"prefill": 2, "decode": 2, "env": {"UCX_TLS": "tcp"}, "max_num_batched_tokens": 64},
     "small": {"kv_cache_memory_bytes": SMALL_POOL_BYTES, "max_num_seqs": 8},
 }
-"""`split` computes prompts in many small steps; `small` has 64 blocks on each side, and `tcp` as few
-on one of its prefill workers only."""
+"""`split` computes prompts in many small steps; `small` has 64 blocks on each side, `tcp` as few on
+one of its prefill workers only."""
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +59,8 @@ def stacks(
             stack.wait_ready()
         yield started
     finally:
-        for stack in started.values():
-            stack.stop()
+        with ThreadPoolExecutor() as pool:
+            [*pool.map(Stack.stop, started.values())]
 
 
 def asked_by(item: pytest.Item) -> Iterator[str]:

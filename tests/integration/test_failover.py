@@ -18,9 +18,18 @@ TEXT = "/v1/completions"
 RUNNING = "kvrelay_requests_running"
 OUTPUTS = 'kvrelay_computed_tokens_total{kind="output"}'
 COMPUTED = 'kvrelay_computed_tokens_total{kind="prompt"}'
-LONG = {"prompt": token_ids(random.Random("failover"), 90), "max_tokens": 400, "ignore_eos": True}
-LONG |= {"temperature": 0.9, "seed": 78}
-SHORT = {"prompt": token_ids(random.Random("short"), 40), "max_tokens": 8, "seed": 4}
+LONG: dict[str, Any] = {
+    "prompt": token_ids(random.Random("failover"), 90),
+    "max_tokens": 400,
+    "ignore_eos": True,
+    "temperature": 0.9,
+    "seed": 78,
+}
+SHORT: dict[str, Any] = {
+    "prompt": token_ids(random.Random("short"), 40),
+    "max_tokens": 8,
+    "seed": 4,
+}
 
 
 @pytest.fixture(scope="session")

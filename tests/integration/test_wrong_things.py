@@ -15,8 +15,13 @@ from tests.tinymodel import write_tiny_model
 
 from kvrelay.shared.types import Role
 
-LONG = {"prompt": token_ids(random.Random("neighbour"), 90), "max_tokens": 300, "ignore_eos": True}
-LONG |= {"temperature": 0.9, "seed": 77}
+LONG: dict[str, Any] = {
+    "prompt": token_ids(random.Random("neighbour"), 90),
+    "max_tokens": 300,
+    "ignore_eos": True,
+    "temperature": 0.9,
+    "seed": 77,
+}
 POSITIONS = 2048
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

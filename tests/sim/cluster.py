@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,6 +120,9 @@ class SimWorker:
         self.name = f"{role}-{number}"
         self._blocks = blocks
         self._outbox = Outbox()
+        # A stream keeps its order, and timers of one moment do not.
+        self._commands: deque[pb.Command] = deque()
+        self._events: deque[pb.Event] = deque()
         self._task: asyncio.Task[None]
 
     async def start(self) -> None:
@@ -143,17 +147,23 @@ class SimWorker:
 
     def send(self, command: pb.Command) -> None:
         """The router's end of the stream."""
-        copy = pb.Command.FromString(command.SerializeToString())
-        loop = asyncio.get_running_loop()
-        loop.call_later(STREAM_S, lambda: self.open and self.node.command("router", copy))
+        self._commands.append(pb.Command.FromString(command.SerializeToString()))
+        asyncio.get_running_loop().call_later(STREAM_S, self._told)
+
+    def _told(self) -> None:
+        command = self._commands.popleft()
+        if self.open:
+            self.node.command("router", command)
 
     async def _stream(self) -> None:
         loop = asyncio.get_running_loop()
         while events := await self._outbox.take():
             for event in events:
-                loop.call_later(STREAM_S, self._heard, event)
+                self._events.append(event)
+                loop.call_later(STREAM_S, self._heard)
 
-    def _heard(self, event: pb.Event) -> None:
+    def _heard(self) -> None:
+        event = self._events.popleft()
         if self.open:
             self._cluster.dispatcher.on_event(self.incarnation, event)
 

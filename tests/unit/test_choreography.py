@@ -139,6 +139,17 @@ def test_prefill_lost_after_publish_is_nobodys_loss() -> None:
     assert m.worker_lost("P") == []
 
 
+def test_decode_lost_before_it_was_told_anything_raises_the_attempt_elsewhere() -> None:
+    """Else prefill would ask a worker for room that nobody can ask any more."""
+    m = machine()
+    m.assign(P, D)
+    actions = m.worker_lost("D")
+    assert sent(actions) == [("P", "cancel")]
+    assert actions[-1] == Choose(frozenset({"D"}))
+    assert sent(m.assign(P, D2)) == [("P", "serve")]
+    assert sent(m.on_event("P", pb.Event(need_room=ref(1)))) == [("D2", "reserve")]
+
+
 def test_decode_lost_in_mid_answer_continues_at_the_next_index() -> None:
     m = machine()
     handed_over(m)
