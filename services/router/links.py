@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 0.3
 HELLO_DEADLINE_S = 2.0
 
+Call = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
 OnEvent = Callable[[str, pb.Event], None]
 OnLost = Callable[[str], None]
 
@@ -49,7 +50,6 @@ class Link:
         self._on_lost = on_lost
         self._commands: list[pb.Command] = []
         self._filled = asyncio.Event()
-        self.opened = asyncio.Event()
         self._tasks = TaskSet()
         self._tasks.spawn(self._run())
 
@@ -76,35 +76,42 @@ class Link:
 
     def _down(self) -> None:
         was_open, self.open = self.open, False
-        self.opened.clear()
         self._commands.clear()
         if was_open:
             self._on_lost(self.incarnation)
 
     async def _stream(self) -> None:
         async with grpc.aio.insecure_channel(self._address, options=CHANNEL_OPTIONS) as channel:
-            call = worker_stub(channel).Attach(self._requests())
+            call = worker_stub(channel).Attach()
             async with asyncio.timeout(HELLO_DEADLINE_S):
+                await call.write(self._hello())
                 first = await call.read()
             if not isinstance(first, pb.FromWorker) or first.WhichOneof("kind") != "hello":
                 return
             self.open = True
-            self.opened.set()
             log.info("stream to worker %s is open", self.incarnation)
-            while isinstance(message := await call.read(), pb.FromWorker):
-                for event in message.events.events:
-                    self._on_event(self.incarnation, event)
+            writer = asyncio.create_task(self._write(call))
+            try:
+                while isinstance(message := await call.read(), pb.FromWorker):
+                    for event in message.events.events:
+                        self._on_event(self.incarnation, event)
+            finally:
+                writer.cancel()
+                call.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
 
-    async def _requests(self) -> AsyncIterator[pb.ToWorker]:
-        yield pb.ToWorker(
-            hello=pb.RouterHello(protocol=PROTOCOL, router=self._router, worker=self.incarnation)
-        )
+    async def _write(self, call: Call) -> None:
+        """What is queued, all of it in one message; a broken stream ends the reader, too."""
         while True:
             await self._filled.wait()
             self._filled.clear()
             commands, self._commands = self._commands, []
             if commands:
-                yield pb.ToWorker(commands=pb.Commands(commands=commands))
+                await call.write(pb.ToWorker(commands=pb.Commands(commands=commands)))
+
+    def _hello(self) -> pb.ToWorker:
+        hello = pb.RouterHello(protocol=PROTOCOL, router=self._router, worker=self.incarnation)
+        return pb.ToWorker(hello=hello)
 
 
 def reason(error: Exception) -> str:

@@ -39,6 +39,9 @@ class Engine:
             leg = legs.get(row.key)
             if leg is None:
                 continue  # cancelled while the step ran
+            if row.key in result.failed:
+                self._end(leg, EndReason.FAILED, result.failed[row.key])
+                continue
             leg.computed += len(row.tokens)
             self.state.name(leg)
             if row.sample:

@@ -22,12 +22,12 @@ from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
+from kvrelay.shared.engine.draws import draw_tokens
 from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.model.llama import Attend, Llama
 from kvrelay.shared.model.load import Progress, load_llama
 from kvrelay.shared.model.weights import open_weights
-from kvrelay.shared.sampling.sampler import Draw, Logits, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,36 +86,33 @@ class TorchRunner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        """Raises `BadLogits` when a row's logits are no numbers; the KV of all rows is written."""
+        """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
         started_ns = self._clock.now_ns()
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
-        sampled = self._compute(plan.rows) if plan.rows else {}
-        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns)
+        sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
+        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns, failed)
 
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:
         """[T, V] float32: the logits of every token of the plan. KV is written as by `run`."""
         return self._model.logits(self._hidden(plan.rows)[: plan.tokens])
 
-    def _compute(self, rows: Sequence[PlannedRow]) -> dict[str, int]:
+    def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
         hidden = self._hidden(rows)
         ends = np.cumsum([len(row.tokens) for row in rows]) - 1
         wanted = [(row, int(end)) for row, end in zip(rows, ends, strict=True) if row.sample]
         if not wanted:
-            return {}
+            return {}, {}
         logits = self._model.logits(hidden[[end for _, end in wanted]]).numpy()
-        return {row.key: self._sample(row, logits[at]) for at, (row, _) in enumerate(wanted)}
+        pairs = [(row, logits[at]) for at, (row, _) in enumerate(wanted)]
+        return draw_tokens(pairs, self._vocab_limit)
 
     def _hidden(self, rows: Sequence[PlannedRow]) -> Tensor:
         """[T, E] of all tokens, in row order, and of some more that fill the last row tile."""
         tokens = [token for row in rows for token in row.tokens]
         spare = -len(tokens) % ROW_TILE  # filled once here, and not again before each product
         return self._model.forward(torch.tensor(tokens + [0] * spare), self._attend(rows, spare))
-
-    def _sample(self, row: PlannedRow, logits: Logits) -> int:
-        draw = Draw(row.choice, row.index, row.banned, self._vocab_limit)
-        return sample(logits, row.sampling, draw)
 
     def _attend(self, rows: Sequence[PlannedRow], spare: int) -> Attend:
         """What the model calls for each layer; the step's last `spare` tokens are no one's."""

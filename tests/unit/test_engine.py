@@ -218,3 +218,17 @@ def test_runs_are_cut_where_a_chunk_begins_and_ends() -> None:
     assert cut_runs((3, 2, 4), 0, 9) == (3, 2, 4)
     assert cut_runs((3, 2, 4), 2, 4) == (1, 2, 1)
     assert cut_runs((3, 2, 4), 5, 4) == (4,)
+
+
+def test_a_row_without_a_token_ends_its_leg_and_no_other() -> None:
+    e = engine()
+    e.handle(m.Serve("r", ref("a"), spec("a", 3), handoff=False))
+    e.handle(m.Serve("r", ref("b"), spec("b", 4), handoff=False))
+    plan, _ = e.plan(8)
+    assert plan is not None
+    bad, good = (row.key for row in plan.rows)
+    out = e.complete(plan, StepResult(1, {good: 7}, failed={bad: "not a number"}))
+    assert out == [
+        m.Ended("r", ref("a"), EndReason.FAILED, "not a number"),
+        m.TokenOut("r", ref("b"), 0, 7, None),
+    ]

@@ -15,7 +15,7 @@ from kvrelay.shared.engine.plan import Plan, PlannedRow
 from kvrelay.shared.engine.runner import RunnerSettings, TorchRunner, load_runner
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.kv.layout import KVLayout
-from kvrelay.shared.sampling.sampler import BadLogits, Draw, sample
+from kvrelay.shared.sampling.sampler import Draw, sample
 from kvrelay.shared.types import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -83,8 +83,11 @@ def test_copies_happen_before_the_step(tmp_path: Path) -> None:
 def test_logits_that_are_no_numbers_never_become_a_token(tmp_path: Path) -> None:
     runner = make_runner(tmp_path)
     runner.cache.tensor.fill_(torch.nan)
-    with pytest.raises(BadLogits):
-        runner.run(Plan(0, (row("a", [5], [2], start=3),)))  # positions 0 to 2 were never written
+    good = row("b", [5, 6], [1])
+    alone = runner.run(Plan(0, (good,))).sampled
+    bad = row("a", [5], [2], start=3)  # positions 0 to 2 were never written
+    result = runner.run(Plan(1, (bad, good)))
+    assert result.sampled == alone and list(result.failed) == ["a"]
 
 
 def test_a_block_size_the_kernels_cannot_do_is_refused_at_start(tmp_path: Path) -> None:
