@@ -16,7 +16,7 @@ help: ## this list
 
 install: $(STAMP) ## .venv with everything in it, as pinned in constraints.txt
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard kernels/native/*.cpp kernels/native/*.h)
 	@test -x $(BIN)/python || $$(bash .ci/find-python) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
@@ -48,6 +48,9 @@ types: $(STAMP) ## mypy, strict
 
 imports: $(STAMP) ## who may import whom
 	$(BIN)/lint-imports
+
+sanitize: $(STAMP) ## 10,000 steps of the native kernels under address and thread sanitizers
+	$(BIN)/python tests/sanitize.py $(ARGS)
 
 proto: $(STAMP) ## generated gRPC code, committed beside its source
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \

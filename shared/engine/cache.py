@@ -25,7 +25,7 @@ class KVCache:
             raise ConfigError(
                 f"no memory for a KV pool of {blocks} blocks of {layout.block_bytes} bytes"
             ) from error
-        self._bytes = memoryview(self.tensor.view(-1).view(torch.uint8).numpy())
+        self._bytes: memoryview = self.tensor.view(-1).view(torch.uint8).numpy().data
 
     def view(self, first_block: int, count: int) -> memoryview:
         """The bytes of `count` adjacent blocks, writable, without a copy."""

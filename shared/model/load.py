@@ -34,7 +34,7 @@ def load_llama(
 
     Raises `ModelError` naming the tensor that is missing, misshapen, not finite or not understood.
     """
-    reader = _Reader(weights, TORCH_DTYPES[dtype], progress)
+    reader = TensorReader(weights, TORCH_DTYPES[dtype], progress)
     embed = reader.tensor("model.embed_tokens.weight", config.vocab, config.hidden)
     layers = tuple(_layer(reader, config, number) for number in range(config.layers))
     norm = reader.tensor("model.norm.weight", config.hidden)
@@ -50,7 +50,7 @@ def load_llama(
     return Llama(config, embed, layers, norm, head, rope)
 
 
-def _layer(reader: _Reader, config: ModelConfig, number: int) -> Layer:
+def _layer(reader: TensorReader, config: ModelConfig, number: int) -> Layer:
     at = f"model.layers.{number}."
     hidden, wide = config.hidden, config.intermediate
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -72,7 +72,7 @@ def _layer(reader: _Reader, config: ModelConfig, number: int) -> Layer:
     )
 
 
-class _Reader:
+class TensorReader:
     """Reads tensors with a known shape, and knows which were never asked for."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype, progress: Progress | None) -> None:

@@ -102,15 +102,14 @@ class Worker:
             metrics.registry, config.host, config.metrics_port
         )
         # Heavy imports only now: a setting that cannot work is told within a moment.
-        from kvrelay.shared.worker.compute import load_compute
+        from kvrelay.shared.worker.compute import ComputeSettings, load_compute
 
         compute = await asyncio.to_thread(
             load_compute,
             facts.source,
             facts.model,
             facts.capacity,
-            config.compute_threads,
-            facts.tokenizer.vocab_size,
+            ComputeSettings(config.kernels, config.compute_threads, facts.tokenizer.vocab_size),
         )
         log.info(facts.capacity.describe())
         transport = open_transport(

@@ -10,17 +10,23 @@ from dataclasses import dataclass
 
 import torch
 
+from kvrelay.kernels.native.library import VERSION, Library, NativeError, Variant
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.engine.cache import KVCache
+from kvrelay.shared.engine.native_runner import load_native_runner
 from kvrelay.shared.engine.plan import Runner
 from kvrelay.shared.engine.runner import RunnerSettings, load_runner
+from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.model.native import NativeKernels
 from kvrelay.shared.worker.capacity import Capacity
 
 log = logging.getLogger(__name__)
 
 NUMERICS_VERSION = 1
-"""Raised when a change of ours may change the bits of a result."""
+"""Raised when a change of ours may change the bits of a result of the torch reference."""
+
+_VARIANTS = {f"native-{variant.name.lower()}": variant for variant in Variant}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +38,69 @@ class Compute:
     """Equal for workers whose results are bit for bit the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class ComputeSettings:
+    """The worker's settings that say how is computed."""
+
+    kernels: str
+    """`kernels` of the worker's configuration."""
+    threads: int
+    vocab_limit: int
+    """Ids from here on are never sampled."""
+
+
 def load_compute(
-    source: ModelSource, model: ModelConfig, capacity: Capacity, threads: int, vocab_limit: int
+    source: ModelSource, model: ModelConfig, capacity: Capacity, settings: ComputeSettings
 ) -> Compute:
     """Read the weights and make the KV memory. Raises `ModelError` or `ConfigError`."""
     begun_s = time.monotonic()
+    native = choose_kernels(settings.kernels, settings.threads)
     cache = KVCache(capacity.layout, capacity.blocks)
-    settings = RunnerSettings(threads, capacity.max_model_len, vocab_limit)
-    runner = load_runner(source, model, cache, settings, Bar() if sys.stderr.isatty() else None)
-    log.info("weights loaded in %.1f s", time.monotonic() - begun_s)
-    return Compute(runner, cache.view, numerics_id())
+    runs = RunnerSettings(settings.threads, capacity.max_model_len, settings.vocab_limit)
+    progress = Bar() if sys.stderr.isatty() else None
+    runner: Runner
+    if native is None:
+        runner = load_runner(source, model, cache, runs, progress)
+    else:
+        try:
+            runner = load_native_runner(source, model, cache, native, runs, progress)
+        except NativeError as error:
+            raise ConfigError(f"model: {error}") from error
+    numerics = numerics_id(native)
+    log.info("weights loaded in %.1f s; computing with %s", time.monotonic() - begun_s, numerics)
+    return Compute(runner, cache.view, numerics)
 
 
-def numerics_id() -> str:
-    """The code path that the CPU library takes here, and the version of it and of ours."""
+def choose_kernels(kernels: str, threads: int) -> NativeKernels | None:
+    """What the setting means on this machine; None is the torch reference.
+
+    Raises `ConfigError` for a native variant that was asked for by name and cannot be had. What
+    `auto` cannot have is one line in the log.
+    """
+    if kernels == "reference":
+        return None
+    try:
+        library = Library()
+    except NativeError as error:
+        if kernels != "auto":
+            raise ConfigError(f"kernels: {kernels} cannot be used: {error}") from error
+        log.warning("no native kernels, steps take several times as long: %s", error)
+        return None
+    if kernels == "auto":
+        best = library.variants[-1]
+        # Portable code is slower than the vendor's library that the reference calls.
+        return None if best is Variant.PORTABLE else NativeKernels(library, best, threads)
+    variant = _VARIANTS[kernels]
+    if variant not in library.variants:
+        able = ", ".join(f"native-{each.name.lower()}" for each in library.variants)
+        raise ConfigError(f"kernels: {kernels} cannot run on this processor, which has {able}")
+    return NativeKernels(library, variant, threads)
+
+
+def numerics_id(native: NativeKernels | None) -> str:
+    """The code path taken here, and the version of it: of the library, or of torch and of ours."""
+    if native is not None:
+        return f"native-{native.variant.name.lower()}-v{VERSION}"
     capability = torch.backends.cpu.get_cpu_capability()
     amx = torch.cpu._is_amx_tile_supported()
     return f"torch-{torch.__version__}-{capability}{'-amx' if amx else ''}-v{NUMERICS_VERSION}"

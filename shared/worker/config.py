@@ -10,6 +10,9 @@ from pydantic import ByteSize, Field, model_validator
 from kvrelay.shared.config import ClusterName, LogLevel, Named, Port, RedisUrl, Settings
 from kvrelay.shared.types import Role
 
+Kernels = Literal[
+    "auto", "native-amx", "native-avx512bf16", "native-avx2", "native-portable", "reference"
+]
 WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
 
 
@@ -38,6 +41,9 @@ class WorkerConfig(Settings):
     """Memory for KV blocks in bytes; 512MiB and 2GiB are understood."""
     threads: Annotated[int | None, Field(ge=1, le=4096)] = None
     """Compute threads; unset means every core that the process may use."""
+    kernels: Kernels = "auto"
+    """What computes: auto takes the fastest native variant that is built and that this processor
+    can run, else the torch reference; a variant taken by name is an error where it cannot run."""
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
     """The cluster's Redis. Give one with a password by environment or file, not by flag."""
     cluster: ClusterName = "kvrelay"

@@ -21,11 +21,11 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.fetch import default_model_path, is_fetched
 from kvrelay.shared.checkpoint.source import resolve_model
-from kvrelay.shared.engine.cache import KVCache
-from kvrelay.shared.engine.plan import Plan, PlannedRow
-from kvrelay.shared.engine.runner import RunnerSettings, TorchRunner, load_runner
+from kvrelay.shared.engine.plan import Plan, PlannedRow, Runner
 from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.types import SamplingParams
+from kvrelay.shared.worker.capacity import Capacity
+from kvrelay.shared.worker.compute import ComputeSettings, load_compute
 
 TOLERANCE = 1e-3
 STEPS = 64
@@ -45,7 +45,7 @@ class Oracle:
     """Both implementations of one model, and its tokenizer."""
 
     theirs: PreTrainedModel
-    ours: TorchRunner
+    ours: Runner
     tokenizer: AutoTokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -106,17 +106,17 @@ def oracle() -> Oracle:
     source = resolve_model(str(path))
     config = read_config(source)
     layout = KVLayout(config.layers, config.kv_heads, config.head_dim, BLOCK_SIZE, "float32")
-    settings = RunnerSettings(torch.get_num_threads(), 1600, config.vocab)
+    capacity = Capacity(layout, BLOCKS, 1600)
     # Config, weights and tokenizer each parse the file again, for seconds.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
         theirs = their_model(path)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return Oracle(
-        theirs,
-        load_runner(source, config, KVCache(layout, BLOCKS), settings),
-        tokenizer,
-    )
+    threads = torch.get_num_threads()
+    settings = ComputeSettings("auto", threads, config.vocab)
+    ours = load_compute(source, config, capacity, settings).runner
+    torch.set_num_threads(threads)
+    return Oracle(theirs, ours, tokenizer)
 
 
 def their_model(path: Path) -> PreTrainedModel:

@@ -1,0 +1,298 @@
+"""The shared library from Python: one model, computed a whole step per call, without the GIL.
+
+What is handed over is checked here or in the library, so that no Python value can make it read or
+write outside its arrays. `kvrelay_kernels.h` has the contracts in full.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
+ABI = 1
+"""`KVR_ABI` of the header."""
+VERSION = 1
+"""Raised whenever a result changes in any bit."""
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+class Variant(IntEnum):
+    """Kinds of processor, the slowest first. Results differ between them in their last bits."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    AVX512BF16 = 2
+    AMX = 3
+
+
+class Slot(IntEnum):
+    """The tensors of a model; from ATTENTION_NORM to DOWN there is one per layer."""
+
+    EMBED = 0
+    HEAD = 1
+    NORM = 2
+    ATTENTION_NORM = 3
+    Q = 4
+    K = 5
+    V = 6
+    Q_BIAS = 7
+    K_BIAS = 8
+    V_BIAS = 9
+    Q_NORM = 10
+    K_NORM = 11
+    ATTENTION_OUT = 12
+    MLP_NORM = 13
+    GATE = 14
+    UP = 15
+    DOWN = 16
+    ROPE = 17
+
+
+class Shape(ctypes.Structure):
+    """`kvr_config`. `window` 0: every position is seen. `dtype`: 0 float32, 1 bfloat16."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int32),
+        ("hidden", ctypes.c_int32),
+        ("intermediate", ctypes.c_int32),
+        ("heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
+        ("vocab", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("window", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("tied", ctypes.c_int32),
+        ("qkv_bias", ctypes.c_int32),
+        ("qk_norm", ctypes.c_int32),
+        ("rms_eps", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """KV memory `[blocks][layers][K|V][kv_heads][block_size][head_dim]` in the model's dtype."""
+
+    address: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of a step, row by row. Row i computes `counts[i]` tokens from `starts[i]` on."""
+
+    tokens: Ints
+    starts: Ints
+    counts: Ints
+    tables: Ints
+    """The rows' block tables end to end: as many entries of each as its last position needs."""
+    wanted: Ints
+    """Indices into `tokens` of those whose logits are computed."""
+
+
+class _Args(ctypes.Structure):
+    """`kvr_step_args`"""
+
+    _fields_ = (
+        ("pool", ctypes.c_void_p),
+        ("pool_blocks", ctypes.c_int64),
+        ("tokens", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("table_offsets", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("wanted", ctypes.c_int32),
+        ("wanted_at", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p),
+    )
+
+
+_INT, _LONG, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "kvr_abi": (_INT, ()),
+    "kvr_has_variant": (_INT, (_INT,)),
+    "kvr_create": (_PTR, (_PTR, _INT, _INT)),
+    "kvr_destroy": (None, (_PTR,)),
+    "kvr_set": (_INT, (_PTR, _INT, _INT, _PTR, _LONG, _LONG)),
+    "kvr_step": (_INT, (_PTR, _PTR)),
+    "kvr_progress": (ctypes.POINTER(_LONG), (_PTR,)),
+    "kvr_linear": (_INT, (_PTR, _INT, _INT, _PTR, _INT, _PTR)),
+    "kvr_attention": (_INT, (_PTR, _PTR, _INT, _PTR, _PTR)),
+    "kvr_times": (None, (_PTR, _PTR)),
+}
+_COMPLAINTS = {
+    1: "a tensor that the model does not have, or not in this shape",
+    2: "a token id outside the vocabulary",
+    3: "a position outside the rope table, or a token that is not in the step",
+    4: "a block outside the pool",
+    5: "no memory for a step of so many tokens",
+}
+
+
+class NativeError(Exception):
+    """The library could not be used, or refused what it was given."""
+
+
+class Library:
+    """The loaded library, and which of its variants this processor can run."""
+
+    def __init__(self, file: Path = LIBRARY) -> None:
+        """Raises `NativeError` when the file is not there, cannot be loaded or is another ABI's."""
+        if not file.exists():
+            raise NativeError(f"{file.name} was not built: no C++ compiler at install")
+        try:
+            self.calls = ctypes.CDLL(str(file))
+            for name, (result, arguments) in _PROTOTYPES.items():
+                call = getattr(self.calls, name)
+                call.restype, call.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise NativeError(f"{file.name} cannot be loaded: {error}") from error
+        if (abi := self.calls.kvr_abi()) != ABI:
+            raise NativeError(f"{file.name} has the ABI {abi}, not {ABI}: build it anew")
+        self.variants = tuple(v for v in Variant if self.calls.kvr_has_variant(v))
+        """From the slowest to the fastest."""
+
+
+class NativeModel:
+    """One model's weights and threads inside the library. Used by one thread at a time."""
+
+    def __init__(self, library: Library, shape: Shape, variant: Variant, threads: int) -> None:
+        """Raises `NativeError` without memory for the weights, or without the variant."""
+        self.shape = shape
+        self.variant = variant
+        self.width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        """Of the queries, keys and values of a token."""
+        self._calls = library.calls
+        self._handle: int | None = self._calls.kvr_create(ctypes.byref(shape), variant, threads)
+        if self._handle is None:
+            raise NativeError(f"no memory for the weights, or no {variant.name} here")
+        self._progress = self._calls.kvr_progress(self._handle)
+        self._rope: Floats | None = None
+
+    def close(self) -> None:
+        """Ends the threads and frees the weights. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._calls.kvr_destroy(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+    @property
+    def progress(self) -> int:
+        """Layers computed so far. Only while the model is open."""
+        return int(self._progress[0])
+
+    def times_ns(self) -> dict[str, int]:
+        """What the caller's thread spent in each kind of phase, waiting for the others included."""
+        three = (ctypes.c_int64 * 3)()
+        self._calls.kvr_times(self._handle, three)
+        return dict(zip(("products", "attention", "rest"), three, strict=True))
+
+    def set(self, slot: Slot, layer: int, address: int, shape: tuple[int, int]) -> None:
+        """Copy and pack a dense tensor: a matrix in the model's dtype, a vector [1, n] in float32.
+
+        Raises `NativeError` when the model has no such tensor, or not in this shape.
+        """
+        self._check(self._calls.kvr_set(self._handle, slot, layer, address, *shape))
+
+    def set_rope(self, table: Floats) -> None:
+        """table [P, 2, D/2]: cosine and sine by position. It is kept, not copied."""
+        assert table.dtype == np.float32 and table.flags.c_contiguous, table.dtype
+        positions = len(table)
+        self._rope = table
+        shape = (positions, table.size // positions)
+        self.set(Slot.ROPE, 0, table.ctypes.data, shape)
+
+    def step(self, batch: Batch, pool: Pool) -> Floats:
+        """Compute the step, write its keys and values, and give [wanted, V] logits.
+
+        Raises `NativeError` for a token, position or block that does not exist; nothing is written
+        then.
+        """
+        logits = np.empty((len(batch.wanted), self.shape.vocab), np.float32)
+        args, kept = self._args(batch, pool)
+        args.logits = logits.ctypes.data
+        self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
+        del kept
+        return logits
+
+    def linear(self, slot: Slot, layer: int, x: Floats) -> Floats:
+        """One matrix of a step alone, x [T, in] -> [T, out]; see `kvr_linear` for the slots."""
+        inputs, outputs = self._ends(slot)
+        assert x.dtype == np.float32 and x.shape[1] == inputs and x.flags.c_contiguous, x.shape
+        out = np.empty((len(x), outputs), np.float32)
+        self._check(
+            self._calls.kvr_linear(
+                self._handle, slot, layer, x.ctypes.data, len(x), out.ctypes.data
+            )
+        )
+        return out
+
+    def attention(self, batch: Batch, pool: Pool, layer: int, qkv: Floats) -> Floats:
+        """Rotate, write and attend alone: qkv [T, (Hq + 2 Hk) * D] -> [T, Hq * D]."""
+        assert qkv.dtype == np.float32 and qkv.flags.c_contiguous, qkv.dtype
+        assert qkv.shape == (len(batch.tokens), self.width), qkv.shape
+        mix = np.empty((len(qkv), self.shape.heads * self.shape.head_dim), np.float32)
+        args, kept = self._args(batch, pool)
+        self._check(
+            self._calls.kvr_attention(
+                self._handle, ctypes.byref(args), layer, qkv.ctypes.data, mix.ctypes.data
+            )
+        )
+        del kept
+        return mix
+
+    def _ends(self, slot: Slot) -> tuple[int, int]:
+        shape, mixed = self.shape, self.shape.heads * self.shape.head_dim
+        return {
+            Slot.Q: (shape.hidden, self.width),
+            Slot.ATTENTION_OUT: (mixed, shape.hidden),
+            Slot.GATE: (shape.hidden, shape.intermediate),
+            Slot.DOWN: (shape.intermediate, shape.hidden),
+            Slot.HEAD: (shape.hidden, shape.vocab),
+        }[slot]
+
+    def _args(self, batch: Batch, pool: Pool) -> tuple[_Args, Sequence[NDArray[np.generic]]]:
+        """The arguments, and the arrays that must live as long as they do."""
+        ends = batch.starts.astype(np.int64) + batch.counts
+        entries = -(-ends // self.shape.block_size)
+        offsets = np.cumsum(entries) - entries
+        if len(batch.tables) < int(entries.sum()):
+            raise NativeError(
+                f"the block tables have {len(batch.tables)} entries of {int(entries.sum())}"
+            )
+        arrays = (batch.tokens, batch.starts, batch.counts, offsets, batch.tables, batch.wanted)
+        for array in (*arrays[:3], *arrays[4:]):
+            assert array.dtype == np.int32 and array.flags.c_contiguous, array.dtype
+        tokens, starts, counts, first, tables, wanted = (array.ctypes.data for array in arrays)
+        args = _Args(
+            pool=pool.address,
+            pool_blocks=pool.blocks,
+            tokens=len(batch.tokens),
+            rows=len(batch.starts),
+            token_ids=tokens,
+            starts=starts,
+            counts=counts,
+            table_offsets=first,
+            tables=tables,
+            wanted=len(batch.wanted),
+            wanted_at=wanted,
+        )
+        return args, arrays
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise NativeError(_COMPLAINTS[status])

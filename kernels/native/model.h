@@ -1,0 +1,89 @@
+// What the variants compute on: plain data, laid out by library.cpp and only read here.
+//
+// A packed matrix [N, K] is [N/16][K][16] in float32, and [N/16][K/2][16][2] in bfloat16: "panels"
+// of 16 outputs, in which one step over K (or over a pair of it) is one cache line. N and K are
+// padded with zeros to multiples of 32. Gate and up are one matrix whose panels alternate.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "crew.h"
+#include "kvrelay_kernels.h"
+
+namespace kvr {
+
+constexpr int PANEL = 16;
+constexpr int PAD = 32;       // of widths: whole steps over K for AMX, whole column tiles
+constexpr int KEY_TILE = 128;  // keys per softmax tile, counted from position 0 of the request
+constexpr int SPARE_ROWS = 32;  // that products by AMX may read past the last
+// Up to so many rows are normed by every member for itself: cheaper than to wait for the others.
+constexpr int FEW_ROWS = 32;
+constexpr int MOST_HEAD_DIM = 512;
+constexpr int MOST_QUERIES = 96;  // rows (positions x heads of a group) of one attention item
+
+static constexpr int padded(int width) { return (width + PAD - 1) / PAD * PAD; }
+
+struct Matrix {
+    void *data;
+    int depth;  // padded K
+    int width;  // N, not padded
+};
+
+struct Layer {
+    float *attention_norm, *mlp_norm;
+    float *qkv_bias;          // zeros without a bias
+    float *q_norm, *k_norm;   // [padded head_dim]
+    Matrix qkv, attention_out, gate_up, down;
+};
+
+// One query tile of one request for one KV head.
+struct AttentionItem {
+    int row, head, first, count;  // first: of the row's tokens
+};
+
+struct Scratch {
+    float *x;      // [T, E] the residual stream: float32 in both dtypes
+    void *normed;  // [T, E], or a piece for each member: see FEW_ROWS
+    size_t own_normed_bytes;
+    float *qkv;    // [T, (Hq + 2 Hk) * D]
+    void *q;       // [Hk, T, G, D]: rotated, head_dim padded with zeros
+    void *mix;     // [T, Hq * D]
+    void *gated;   // [T, F]
+    int *position;  // [T]
+    int64_t *slot;  // [T] block * block_size + slot
+    char *attention;  // one piece per member
+    size_t attention_bytes;
+};
+
+enum class Piece { STEP, PRODUCT, ATTENTION };
+
+struct Job {
+    kvr_config c;
+    const Layer *layers;
+    const float *norm, *rope;
+    Matrix embed, head;
+    Crew *crew;
+    Scratch s;
+    kvr_step_args a;
+    const int *row_tokens;  // [rows] where each row's tokens begin
+    const AttentionItem *items;
+    int item_count;
+    bool one_item_each;  // per request and KV head
+    int64_t *progress;
+    int64_t *times;
+    Piece piece;
+    int layer, slot;  // of a piece
+};
+
+using Run = void (*)(void *job, int member);
+
+}  // namespace kvr
+
+extern "C" {
+void kvr_run_portable(void *job, int member);
+void kvr_run_avx2(void *job, int member);
+void kvr_run_avx512bf16(void *job, int member);
+void kvr_run_amx(void *job, int member);
+}

@@ -1,0 +1,135 @@
+// Vectors of this variant's width, in the compiler's own vector types.
+//
+// Everything in the variants has internal linkage: a function that was compiled for a newer
+// processor must never stand in for that of another variant.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef uint16_t bf16;
+
+template <class V, class P> inline V load_as(const P *from) {
+    V v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+template <class V, class P> inline void store_as(P *to, V v) { std::memcpy(to, &v, sizeof v); }
+inline vf splat(float value) { return vf{} + value; }
+inline float as_float(uint32_t bits) { return load_as<float>(&bits); }
+
+// a * b + c, rounded once where the processor can.
+inline vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// To nearest, ties to even; NaN stays NaN.
+inline vh narrow(vf v) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)v);
+#else
+    vu bits = (vu)v;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(v == v ? rounded : (vu{} + 0x7fc0), vh);
+#endif
+}
+inline vu widen(vh v) { return __builtin_convertvector(v, vu); }
+
+inline vf load(const float *from) { return load_as<vf>(from); }
+inline vf load(const bf16 *from) { return (vf)(widen(load_as<vh>(from)) << 16); }
+inline void store(float *to, vf v) { store_as(to, v); }
+inline void store(bf16 *to, vf v) { store_as(to, narrow(v)); }
+inline float to_float(float v) { return v; }
+inline float to_float(bf16 v) { return as_float(uint32_t(v) << 16); }
+inline void put(float *to, float v) { *to = v; }
+inline void put(bf16 *to, float v) {
+    vh all = narrow(splat(v));
+    *to = all[0];
+}
+
+// The lanes of every use are added in one order: halves onto halves.
+inline float sum_of_lanes(vf v) {
+    float lane[W];
+    store(lane, v);
+    for (int width = W / 2; width > 0; width /= 2)
+        for (int at = 0; at < width; ++at) lane[at] += lane[at + width];
+    return lane[0];
+}
+inline float largest_lane(vf v) {
+    float lane[W];
+    store(lane, v);
+    for (int width = W / 2; width > 0; width /= 2)
+        for (int at = 0; at < width; ++at)
+            lane[at] = lane[at + width] > lane[at] ? lane[at + width] : lane[at];
+    return lane[0];
+}
+
+// 2^x within 2e-7 relative, for x <= 127; 0 below -126; NaN stays NaN.
+// 2^f on [-1/2, 1/2] is its Taylor series: the seventh term is under 2^-23 of it.
+inline vf exp2(vf x) {
+    const float to_integer = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+    vf clamped = x > 127.0f ? splat(127.0f) : x;
+    vf shifted = clamped + to_integer;
+    vf f = clamped - (shifted - to_integer);
+    vf power = splat(1.5252734e-5f);
+    power = fma(power, f, splat(1.5403530e-4f));
+    power = fma(power, f, splat(1.3333558e-3f));
+    power = fma(power, f, splat(9.6181291e-3f));
+    power = fma(power, f, splat(5.5504109e-2f));
+    power = fma(power, f, splat(2.4022651e-1f));
+    power = fma(power, f, splat(6.9314718e-1f));
+    power = fma(power, f, splat(1.0f));
+    vf scale = (vf)(((vi)shifted << 23) + (127 << 23));
+    return x < -126.0f ? splat(0.0f) : power * scale;
+}
+
+// Transposes W rows of W words. Each round interleaves the first half of the rows with the second.
+inline void transpose(vu (&rows)[W]) {
+    vi low, high;
+    for (int at = 0; at < W; ++at) {
+        low[at] = at / 2 + (at % 2) * W;
+        high[at] = low[at] + W / 2;
+    }
+#pragma GCC unroll 4
+    for (int round = 1; round < W; round *= 2) {
+        vu next[W];
+#pragma GCC unroll 16
+        for (int at = 0; at < W / 2; ++at) {
+            next[2 * at] = __builtin_shuffle(rows[at], rows[at + W / 2], low);
+            next[2 * at + 1] = __builtin_shuffle(rows[at], rows[at + W / 2], high);
+        }
+#pragma GCC unroll 16
+        for (int at = 0; at < W; ++at) rows[at] = next[at];
+    }
+}
+
+}  // namespace

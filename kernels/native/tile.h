@@ -1,0 +1,148 @@
+// The one product of the library: a few rows times a packed column tile of 32 outputs.
+//
+// The sum over K runs in one fixed order for every row and column, whatever the number of rows:
+// that is what makes a result independent of batch, chunking and threads. Attention uses the same
+// tile for scores (keys packed as weights) and for the mix of values.
+
+#pragma once
+
+#include "model.h"
+#include "simd.h"
+
+namespace {
+
+using kvr::PANEL;
+
+constexpr int TILE = 32;  // columns: two panels
+
+struct Packed {
+    const void *data;
+    ptrdiff_t panel;  // elements from one panel to the next
+    int depth;        // K, a multiple of 32
+};
+
+inline vf dot(vf sum, const float *a, vu word) { return fma(splat(*a), (vf)word, sum); }
+
+inline vf dot(vf sum, const bf16 *a, vu word) {
+#if defined(__AVX512BF16__)
+    __m512i pair = _mm512_set1_epi32(load_as<int32_t>(a));
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)word);
+#else
+    vf even = splat(to_float(a[0])), odd = splat(to_float(a[1]));
+    sum = fma(even, (vf)(word << 16), sum);
+    return fma(odd, (vf)(word & 0xffff0000u), sum);
+#endif
+}
+
+// Registers hold ROWS x 32 sums: 24 of 32 with AVX-512, 8 of 16 with AVX2 and with SSE2.
+#if defined(__AVX512F__)
+constexpr int ROWS = 12;
+#elif defined(__AVX2__) || defined(__aarch64__)
+constexpr int ROWS = 2;
+#else
+constexpr int ROWS = 1;
+#endif
+
+// out[R][32] = a[R][K] times the tile; `lda` and `ldo` in elements.
+template <int R, class T>
+inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo) {
+    constexpr int VECTORS = TILE / W, PER_PANEL = PANEL / W;
+    constexpr int STEP = 4 / sizeof(T);  // elements of K in one word
+    vf sum[R][VECTORS] = {};
+    const T *panels = static_cast<const T *>(w.data);
+    for (int k = 0; k < w.depth; k += STEP) {
+        vu word[VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v)
+            word[v] = load_as<vu>(panels + (v / PER_PANEL) * w.panel + k * PANEL +
+                                  (v % PER_PANEL) * W * STEP);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] = dot(sum[r][v], a + r * lda + k, word[v]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; ++v) store(out + r * ldo + v * W, sum[r][v]);
+}
+
+template <int R, class T>
+inline void few_rows_times_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out,
+                                ptrdiff_t ldo) {
+    if constexpr (R > 1)
+        if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo);
+    rows_times_tile<R>(a, lda, w, out, ldo);
+}
+
+template <class T>
+inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+    for (; rows > 0; rows -= ROWS, a += ROWS * lda, out += ROWS * ldo)
+        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo);
+}
+
+#if defined(__AMX_BF16__)
+
+constexpr int ROW_STEP = 32;  // rows that one call of `tile` does best
+
+struct TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+inline void begin_tiles() {
+    TileShapes shapes;
+    _tile_loadconfig(&shapes);
+}
+inline void end_tiles() { _tile_release(); }
+
+// 16 or 32 rows by 32 columns. Rows past the last are computed of whatever is there: both `a` and
+// `out` have room up to a multiple of 32 rows.
+inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+    const bf16 *left = static_cast<const bf16 *>(w.data), *right = left + w.panel;
+    for (; rows > 0; rows -= 32, a += 32 * lda, out += 32 * ldo) {
+        const bool both = rows > 16;
+        _tile_zero(0);
+        _tile_zero(1);
+        if (both) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int k = 0; k < w.depth; k += 32) {
+            _tile_loadd(4, left + k * PANEL, 64);
+            _tile_loadd(5, right + k * PANEL, 64);
+            _tile_loadd(6, a + k, lda * 2);
+            _tile_dpbf16ps(0, 6, 4);
+            _tile_dpbf16ps(1, 6, 5);
+            if (both) {
+                _tile_loadd(7, a + 16 * lda + k, lda * 2);
+                _tile_dpbf16ps(2, 7, 4);
+                _tile_dpbf16ps(3, 7, 5);
+            }
+        }
+        _tile_stored(0, out, ldo * 4);
+        _tile_stored(1, out + 16, ldo * 4);
+        if (both) {
+            _tile_stored(2, out + 16 * ldo, ldo * 4);
+            _tile_stored(3, out + 16 * ldo + 16, ldo * 4);
+        }
+    }
+}
+inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+    vector_tile(a, lda, rows, w, out, ldo);
+}
+
+#else
+
+constexpr int ROW_STEP = ROWS;
+
+inline void begin_tiles() {}
+inline void end_tiles() {}
+template <class T>
+inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+    vector_tile(a, lda, rows, w, out, ldo);
+}
+
+#endif
+
+}  // namespace

@@ -1,0 +1,99 @@
+"""Executes plans with the native library: one call computes a whole step, without the GIL.
+
+A row's logits and stored keys and values depend on the row alone, bit for bit, for one variant of
+the library; the runner hands over places and samples as the reference runner does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvrelay.kernels.native.library import Batch, Floats, NativeModel, Pool
+from kvrelay.shared.checkpoint.config import ModelConfig
+from kvrelay.shared.checkpoint.source import ModelSource
+from kvrelay.shared.clock import Clock, SystemClock
+from kvrelay.shared.engine.cache import KVCache
+from kvrelay.shared.engine.draws import draw_tokens
+from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
+from kvrelay.shared.engine.runner import RunnerSettings
+from kvrelay.shared.model.load import Progress
+from kvrelay.shared.model.native import NativeKernels, load_native
+from kvrelay.shared.model.weights import open_weights
+
+
+def load_native_runner(
+    source: ModelSource,
+    config: ModelConfig,
+    cache: KVCache,
+    kernels: NativeKernels,
+    settings: RunnerSettings,
+    progress: Progress | None = None,
+) -> NativeRunner:
+    """Load the model in the dtype of the cache. `settings.threads` is for reading tensors only.
+
+    Raises `ModelError`, or `NativeError` without memory for the weights.
+    """
+    torch.set_num_threads(settings.threads)
+    weights = open_weights(source, config)
+    positions = settings.max_model_len
+    model = load_native(
+        weights, config, cache.layout, kernels, positions=positions, progress=progress
+    )
+    torch.set_num_threads(1)  # from now on torch only copies blocks
+    return NativeRunner(model, cache, settings)
+
+
+class NativeRunner:
+    """A `Runner` on the CPU. The cache is the worker's: transfers write other blocks of it."""
+
+    def __init__(
+        self,
+        model: NativeModel,
+        cache: KVCache,
+        settings: RunnerSettings,
+        clock: Clock | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self._pool = Pool(cache.tensor.data_ptr(), cache.blocks)
+        self._vocab_limit = min(settings.vocab_limit, model.shape.vocab)
+        self._clock = clock or SystemClock()
+
+    @property
+    def progress(self) -> int:
+        return self.model.progress
+
+    def run(self, plan: Plan) -> StepResult:
+        """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
+        started_ns = self._clock.now_ns()
+        for source, destination in plan.copies:
+            self.cache.copy_block(source, destination)
+        sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
+        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns, failed)
+
+    def logits(self, plan: Plan) -> Floats:
+        """[T, V]: the logits of every token of the plan. KV is written as by `run`."""
+        return self.model.step(self._batch(plan.rows, range(plan.tokens)), self._pool)
+
+    def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
+        ends = np.cumsum([len(row.tokens) for row in rows]) - 1
+        wanted = [(row, int(end)) for row, end in zip(rows, ends, strict=True) if row.sample]
+        logits = self.model.step(self._batch(rows, [end for _, end in wanted]), self._pool)
+        pairs = [(row, logits[at]) for at, (row, _) in enumerate(wanted)]
+        return draw_tokens(pairs, self._vocab_limit)
+
+    def _batch(self, rows: Sequence[PlannedRow], wanted: Sequence[int]) -> Batch:
+        size = self.cache.layout.block_size
+        tables: list[int] = []
+        for row in rows:
+            tables += row.blocks[: -(-(row.start + len(row.tokens)) // size)]
+        return Batch(
+            tokens=np.array([token for row in rows for token in row.tokens], np.int32),
+            starts=np.array([row.start for row in rows], np.int32),
+            counts=np.array([len(row.tokens) for row in rows], np.int32),
+            tables=np.array(tables, np.int32),
+            wanted=np.array(wanted, np.int32),
+        )

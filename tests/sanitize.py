@@ -1,0 +1,125 @@
+"""The native library under sanitizers: `python tests/sanitize.py [STEPS]`, 10,000 unless said.
+
+Each sanitizer has its own build and process, which has its runtime loaded before Python's own.
+Random mixes of prompts, chunks and decoding rows, all variants that this processor can run, both
+dtypes, three threads. A finding ends the process with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from kvrelay.kernels.native.build import build, compiler
+from kvrelay.kernels.native.library import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
+
+SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0",  # of the interpreter, which frees little at its end
+    "UBSAN_OPTIONS": "halt_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1",
+}
+BLOCK_SIZE, BLOCKS = 8, 256
+
+
+def random_model(library: Library, variant: Variant, dtype: int) -> NativeModel:
+    """Two layers with all that a family may have: biases, norms of heads, a window, a head."""
+    shape = Shape(2, 70, 45, 6, 2, 24, 101, BLOCK_SIZE, 20 * dtype, dtype, 0, 1, 1, 1e-5)
+    model = NativeModel(library, shape, variant, threads=3)
+    draw = np.random.default_rng(0)
+    matrices = {
+        Slot.EMBED: (101, 70),
+        Slot.HEAD: (101, 70),
+        Slot.Q: (144, 70),
+        Slot.K: (48, 70),
+        Slot.V: (48, 70),
+        Slot.ATTENTION_OUT: (70, 144),
+        Slot.GATE: (45, 70),
+        Slot.UP: (45, 70),
+        Slot.DOWN: (70, 45),
+    }
+    vectors = {
+        Slot.NORM: 70,
+        Slot.ATTENTION_NORM: 70,
+        Slot.MLP_NORM: 70,
+        Slot.Q_NORM: 24,
+        Slot.K_NORM: 24,
+        Slot.Q_BIAS: 144,
+        Slot.K_BIAS: 48,
+        Slot.V_BIAS: 48,
+    }
+    for layer in range(2):
+        for slot, size in matrices.items():
+            wide = draw.standard_normal(size, np.float32) / 8
+            stored = (wide.view(np.uint32) >> 16).astype(np.uint16) if dtype else wide
+            model.set(slot, layer, stored.ctypes.data, size)
+        for slot, width in vectors.items():
+            vector = draw.standard_normal((1, width), np.float32)
+            model.set(slot, layer, vector.ctypes.data, (1, width))
+    model.set_rope(np.ones((512, 2, 12), np.float32))
+    return model
+
+
+def random_batch(draw: np.random.Generator) -> Batch:
+    starts: list[int] = []
+    counts: list[int] = []
+    entries = 0
+    for _ in range(int(draw.integers(1, 6))):
+        start, count = int(draw.integers(0, 150)), int(draw.choice([1, 1, 1, 2, 9, 40, 130]))
+        entries += -(-(start + count) // BLOCK_SIZE)
+        starts.append(start)
+        counts.append(count)
+    tokens = draw.integers(0, 101, sum(counts))
+    ends = np.cumsum(counts) - 1
+    arrays = (tokens, np.array(starts), np.array(counts), draw.permutation(BLOCKS)[:entries], ends)
+    return Batch(*(np.ascontiguousarray(array, np.int32) for array in arrays))
+
+
+def run_steps(file: Path, steps: int) -> None:
+    library = Library(file)
+    draw = np.random.default_rng(1)
+    for variant in library.variants:
+        for dtype in (0, 1):
+            model = random_model(library, variant, dtype)
+            pool = np.zeros((BLOCKS, 2, 2, 2, BLOCK_SIZE, 24), np.uint16 if dtype else np.float32)
+            for _ in range(steps // (2 * len(library.variants))):
+                logits = model.step(random_batch(draw), Pool(pool.ctypes.data, BLOCKS))
+                assert np.isfinite(logits).all()
+            model.close()
+
+
+def main(steps: int) -> int:
+    """Builds and runs each sanitizer; the number of those that found something."""
+    failed = 0
+    for sanitizer, runtimes in SANITIZERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            flags = (f"-fsanitize={sanitizer}", "-g", "-O1", "-fno-omit-frame-pointer")
+            file = build(Path(folder, "libsanitized.so"), extra=flags)
+            found = [
+                subprocess.run(
+                    [*compiler(), f"-print-file-name={name}"],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stdout.strip()
+                for name in runtimes
+            ]
+            command = [sys.executable, __file__, str(steps), str(file)]
+            environment = {**os.environ, **OPTIONS, "LD_PRELOAD": " ".join(found)}
+            code = subprocess.run(command, env=environment, check=False).returncode
+        sys.stdout.write(f"{sanitizer}: {steps} steps, {'FAILED' if code else 'nothing found'}\n")
+        failed += code != 0
+    return failed
+
+
+if __name__ == "__main__":
+    wanted_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    if len(sys.argv) > 2:
+        run_steps(Path(sys.argv[2]), wanted_steps)
+    else:
+        sys.exit(main(wanted_steps))
