@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kvrelay.kernels.native.library import VERSION, Library, NativeError, Variant
+from kvrelay.kernels.numerics import numerics_id as reference_numerics_id
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.engine.cache import KVCache
@@ -22,9 +23,6 @@ from kvrelay.shared.model.native import NativeKernels
 from kvrelay.shared.worker.capacity import Capacity
 
 log = logging.getLogger(__name__)
-
-NUMERICS_VERSION = 1
-"""Raised when a change of ours may change the bits of a result of the torch reference."""
 
 _VARIANTS = {f"native-{variant.name.lower()}": variant for variant in Variant}
 
@@ -66,7 +64,7 @@ def load_compute(
             runner = load_native_runner(source, model, cache, native, runs, progress)
         except NativeError as error:
             raise ConfigError(f"model: {error}") from error
-    numerics = numerics_id(native)
+    numerics = numerics_id(native, cache.tensor.dtype)
     log.info("weights loaded in %.1f s; computing with %s", time.monotonic() - begun_s, numerics)
     return Compute(runner, cache.view, numerics)
 
@@ -97,13 +95,11 @@ def choose_kernels(kernels: str, threads: int) -> NativeKernels | None:
     return NativeKernels(library, variant, threads)
 
 
-def numerics_id(native: NativeKernels | None) -> str:
-    """The code path taken here, and the version of it: of the library, or of torch and of ours."""
+def numerics_id(native: NativeKernels | None, dtype: torch.dtype) -> str:
+    """The code path taken here, and the version of it."""
     if native is not None:
         return f"native-{native.variant.name.lower()}-v{VERSION}"
-    capability = torch.backends.cpu.get_cpu_capability()
-    amx = torch.cpu._is_amx_tile_supported()
-    return f"torch-{torch.__version__}-{capability}{'-amx' if amx else ''}-v{NUMERICS_VERSION}"
+    return reference_numerics_id(dtype)
 
 
 class Bar:
