@@ -69,6 +69,12 @@ class Link:
                     await self._stream()
                 except (grpc.RpcError, TimeoutError, ConnectionError) as error:
                     log.info("stream to worker %s: %s", self.incarnation, reason(error))
+                except asyncio.CancelledError:
+                    # gRPC also says this when the other end cancelled the stream.
+                    task = asyncio.current_task()
+                    if task is None or task.cancelling():
+                        raise
+                    log.info("stream to worker %s: cancelled by the worker", self.incarnation)
                 self._down()
                 await asyncio.sleep(RECONNECT_S)  # paced: a worker that is gone is tried 3 times/s
         finally:

@@ -37,6 +37,8 @@ class EngineLoop:
         self.busy = False
         """A step or an event is being worked on: then `progress` must grow."""
         self.on_step: Callable[[Plan, int], None] = lambda plan, elapsed_ns: None
+        self.on_death: Callable[[], None] = lambda: None
+        """Called on this thread when a defect ends it: nothing here can be trusted any more."""
 
     def start(self) -> None:
         self._thread.start()
@@ -59,6 +61,13 @@ class EngineLoop:
         return self.steps + self.runner.progress
 
     def run(self) -> None:
+        try:
+            self._turn_until_stopped()
+        except Exception:  # the thread's outer frame: a worker without an engine must not linger
+            log.exception("the engine died")
+            self.on_death()
+
+    def _turn_until_stopped(self) -> None:
         idle = True
         while not self._stopping:
             for event in self.drain(wait=idle):

@@ -91,6 +91,8 @@ class Worker:
         self._clock = SystemClock()
         self._incarnation = Incarnation(secrets.token_hex(16))
         self._session: Session | None = None
+        self._stopping = asyncio.Event()
+        self._status = 0
         speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
         logs.configure(speaker, config.log_level)
 
@@ -131,6 +133,7 @@ class Worker:
             metrics=metrics,
             tracing=tracing,
             clock=self._clock,
+            on_engine_death=self._watcher(asyncio.get_running_loop()),
         )
         session = self._session = Session(self._incarnation, machinery)
         servicer = WorkerServicer(session.node)
@@ -149,7 +152,19 @@ class Worker:
             await transport.close()
             tracing.close()
             close_metrics()
-        return 0
+        return self._status
+
+    def _watcher(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """What the engine's thread calls when it dies: the process ends, its supervisor knows."""
+
+        def end() -> None:
+            self._status = 1
+            self._stopping.set()
+
+        def died() -> None:
+            loop.call_soon_threadsafe(end)
+
+        return died
 
     async def _listen(self, servicer: WorkerServicer) -> tuple[grpc.aio.Server, int]:
         """Raises `ConfigError` naming the setting when the port cannot be had."""
@@ -174,9 +189,8 @@ class Worker:
     ) -> None:
         """Hold the lease until a signal. Everything listens before anyone can learn of it."""
         loop = asyncio.get_running_loop()
-        stopping = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, stopping.set)
+            loop.add_signal_handler(signum, self._stopping.set)
 
         async def renew() -> WorkerRecord:
             log.warning("others gave this worker up while it stood still: it begins anew")
@@ -209,11 +223,12 @@ class Worker:
             {
                 "address": record.grpc_address,
                 "metrics": record.metrics_address,
+                "kernels": record.fingerprint["numerics"],
                 "relay": machinery.transport.describe(),
                 "blocks": machinery.blocks,
             }
         )
-        await stopping.wait()
+        await self._stopping.wait()
         log.info("stopping")
         await asyncio.to_thread(presence.stop)
 

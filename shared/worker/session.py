@@ -7,6 +7,7 @@ and the KV memory stay, everything that anyone could still refer to is new.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvrelay.shared.clock import Clock
@@ -42,6 +43,8 @@ class Machinery:
     metrics: WorkerMetrics
     tracing: Tracing
     clock: Clock
+    on_engine_death: Callable[[], None]
+    """Called on the engine's thread."""
 
 
 class Session:
@@ -59,6 +62,7 @@ class Session:
         self.engine = Engine(limits, machinery.blocks)
         self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self.node.deliver)
         self.loop.on_step = self._on_step
+        self.loop.on_death = machinery.on_engine_death
         self._sender = Sender(
             machinery.transport,
             self.incarnation,
