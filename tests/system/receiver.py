@@ -30,13 +30,17 @@ class SpanReceiver:
     def __init__(self) -> None:
         receiver = self
         self.spans: list[Span] = []
+        self.closed = True
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            timeout = 2  # an idle connection must not outlive a receiver that is away
+            timeout = 2
 
             def do_POST(self) -> None:
+                if receiver.closed:  # a connection that was kept must not outlive its server
+                    self.close_connection = True
+                    return
                 receiver.take(self.rfile.read(int(self.headers["Content-Length"])))
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
@@ -52,9 +56,11 @@ class SpanReceiver:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.closed = False
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.closed = True
         self._server.shutdown()
         self._server.server_close()
 
