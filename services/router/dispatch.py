@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvrelay.services.router import policy
@@ -27,10 +27,10 @@ from kvrelay.services.router.choreography import (
     WorkerEnd,
     event_ref,
 )
-from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.links import CommandSink
-from kvrelay.services.router.observe import Observer, RequestWatch
-from kvrelay.shared.errors import DeadlineExceeded, KvrelayError, StoreError, Unavailable
+from kvrelay.services.router.observe import Observer
+from kvrelay.services.router.running import RunningLeg, RunningRequest
+from kvrelay.shared.errors import KvrelayError, StoreError, Unavailable
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.types import ValidRequest
@@ -38,8 +38,6 @@ from kvrelay.shared.types import ValidRequest
 log = logging.getLogger(__name__)
 
 NONCE_BITS = 48
-BUFFERED_TOKENS = 8192
-"""Most tokens that wait for one slow reader; beyond it the request is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +60,6 @@ class Deadlines:
         }[stage]
 
 
-@dataclass(slots=True, eq=False)
-class RunningLeg:
-    machine: LegMachine
-    timer: asyncio.TimerHandle | None = None
-    choosing: asyncio.Task[None] | None = None
-    assigned_tokens: dict[str, int] = field(default_factory=dict)
-    """What this leg is counted for, by worker."""
-    queued: bool = True
-    """No token of it has come yet."""
-
-
 class Roster(Protocol):
     """Who is there to work (`Membership`, or a simulated one)."""
 
@@ -89,50 +76,6 @@ class Assigner(Protocol):
     ) -> str:
         """Raises `StoreError` when there is none to be had: then each router chooses by itself."""
         ...
-
-
-class RunningRequest:
-    """A `Generation`: made by `Dispatcher.generate`, read by one consumer."""
-
-    def __init__(self, dispatcher: Dispatcher, request: ValidRequest, watch: RequestWatch) -> None:
-        self.request = request
-        self.watch = watch
-        self.legs: list[RunningLeg] = []
-        self.open_legs = len(request.legs)
-        self._dispatcher = dispatcher
-        self._events: asyncio.Queue[TokenEvent | KvrelayError | None] = asyncio.Queue()
-        self._over = False
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncIterator[TokenEvent]:
-        while (item := await self._events.get()) is not None:
-            if isinstance(item, KvrelayError):
-                raise item
-            yield item
-
-    def stop_leg(self, leg: int) -> None:
-        self._dispatcher.stop_leg(self, leg)
-
-    async def aclose(self) -> None:
-        self._dispatcher.end(self, None)
-
-    def emit(self, event: TokenEvent) -> None:
-        if self._events.qsize() >= BUFFERED_TOKENS:
-            slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
-            self._dispatcher.end(self, slow)
-            return
-        self.watch.token()
-        self._events.put_nowait(event)
-
-    def conclude(self, error: KvrelayError | None) -> bool:
-        """The one end, after everything emitted; False when it was over already."""
-        if self._over:
-            return False
-        self._over = True
-        self._events.put_nowait(error)
-        return True
 
 
 class Dispatcher:

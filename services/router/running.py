@@ -1,0 +1,79 @@
+"""One request on its way: its legs, and the events that wait for its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvrelay.services.router.choreography import LegMachine
+from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.observe import RequestWatch
+from kvrelay.shared.errors import DeadlineExceeded, KvrelayError
+from kvrelay.shared.types import ValidRequest
+
+BUFFERED_TOKENS = 8192
+"""Most tokens that wait for one slow reader; beyond it the request is cancelled."""
+
+
+@dataclass(slots=True, eq=False)
+class RunningLeg:
+    machine: LegMachine
+    timer: asyncio.TimerHandle | None = None
+    choosing: asyncio.Task[None] | None = None
+    assigned_tokens: dict[str, int] = field(default_factory=dict)
+    """What this leg is counted for, by worker."""
+    queued: bool = True
+    """No token of it has come yet."""
+
+
+class Conductor(Protocol):
+    """Who performs the legs of a request (`Dispatcher`)."""
+
+    def stop_leg(self, running: RunningRequest, number: int) -> None: ...
+    def end(self, running: RunningRequest, error: KvrelayError | None) -> None: ...
+
+
+class RunningRequest:
+    """A `Generation`: made by `Dispatcher.generate`, read by one consumer."""
+
+    def __init__(self, conductor: Conductor, request: ValidRequest, watch: RequestWatch) -> None:
+        self.request = request
+        self.watch = watch
+        self.legs: list[RunningLeg] = []
+        self.open_legs = len(request.legs)
+        self._conductor = conductor
+        self._events: asyncio.Queue[TokenEvent | KvrelayError | None] = asyncio.Queue()
+        self._over = False
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[TokenEvent]:
+        while (item := await self._events.get()) is not None:
+            if isinstance(item, KvrelayError):
+                raise item
+            yield item
+
+    def stop_leg(self, leg: int) -> None:
+        self._conductor.stop_leg(self, leg)
+
+    async def aclose(self) -> None:
+        self._conductor.end(self, None)
+
+    def emit(self, event: TokenEvent) -> None:
+        if self._events.qsize() >= BUFFERED_TOKENS:
+            slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
+            self._conductor.end(self, slow)
+            return
+        self.watch.token()
+        self._events.put_nowait(event)
+
+    def conclude(self, error: KvrelayError | None) -> bool:
+        """The one end, after everything emitted; False when it was over already."""
+        if self._over:
+            return False
+        self._over = True
+        self._events.put_nowait(error)
+        return True
