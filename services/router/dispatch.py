@@ -249,18 +249,14 @@ class Dispatcher:
             return
         ends = (worker_end(prefill), worker_end(decode) if decode is not None else None)
         self._perform(running, leg, machine.assign(*ends))
-        if not self._still_open(prefill, decode):
-            # The stream broke between the choice and the first word: nobody else would tell.
-            for worker in (prefill, decode):
-                if worker is not None and not self._open(worker.incarnation):
-                    self._perform(running, leg, machine.worker_lost(worker.incarnation))
+        for worker in (prefill, decode):
+            # A stream that broke between the choice and the first word: nobody else would tell.
+            if worker is not None and not self._open(worker.incarnation):
+                self._perform(running, leg, machine.worker_lost(worker.incarnation))
 
     def _open(self, incarnation: str) -> bool:
         link = self._roster.link(incarnation)
         return link is not None and link.open
-
-    def _still_open(self, *workers: policy.LiveWorker | None) -> bool:
-        return all(self._open(worker.incarnation) for worker in workers if worker is not None)
 
     async def _pick(
         self, workers: tuple[policy.LiveWorker, ...], cost_tokens: int, leg: RunningLeg
