@@ -9,11 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
 
+from kvrelay import __version__
 from kvrelay.services.deployment import Deployment, UpConfig
 from kvrelay.services.flags import with_flags
 from kvrelay.services.router.config import RouterConfig
@@ -48,6 +49,21 @@ model_app = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model_app, name="model")
 
 
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def kvrelay(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """All commands; the help above is the application's."""
+
+
 @app.command("up")
 @with_flags(UpConfig, RouterConfig, WorkerConfig, without=("role", "name", "metrics_port"))
 def up(flags: dict[str, object]) -> None:
@@ -63,7 +79,9 @@ def up(flags: dict[str, object]) -> None:
 
       kvrelay up --unsplit --dtype float32
     """
-    console, sources = Console(), read(flags)
+    # Into a file, lines stay whole: nobody wraps them there.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    sources = read(flags)
     router = settings.resolve(RouterConfig, sources, {"model": str(fetch.default_model_path())})
     if router.origins["model"] == "default":
         fetch_model(console)
@@ -72,6 +90,7 @@ def up(flags: dict[str, object]) -> None:
     worker = settings.resolve(
         WorkerConfig, replace(sources, flags=own), {"model": router.config.model}
     )
+    check_worker(worker.config)
     deployment = Deployment(
         settings.resolve(UpConfig, sources).config,
         router.config,
@@ -178,6 +197,21 @@ def check_model(model: str) -> None:
         return
     hint = "; `kvrelay model fetch` gets it" if model == str(fetch.default_model_path()) else ""
     raise ModelError(f"model: {model} does not exist{hint}")
+
+
+def check_worker(config: WorkerConfig) -> None:
+    """Raise now, in the person's words, what every worker would say after its start."""
+    if not Path(config.model).exists():
+        return  # a hub id: the workers fetch it
+    from kvrelay.shared.checkpoint.config import read_config
+    from kvrelay.shared.checkpoint.source import resolve_model
+    from kvrelay.shared.worker.capacity import worker_capacity
+
+    try:
+        model = read_config(resolve_model(config.model))
+    except ModelError as error:
+        raise ModelError(f"model: {error}") from error
+    worker_capacity(config, model)
 
 
 def fetch_model(console: Console) -> Path:

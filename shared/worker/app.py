@@ -20,7 +20,6 @@ from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError
-from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
@@ -34,7 +33,7 @@ from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.open import open_transport
 from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.types import Incarnation
-from kvrelay.shared.worker.capacity import Capacity, plan_capacity
+from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
 from kvrelay.shared.worker.servicer import WorkerServicer
 from kvrelay.shared.worker.session import Machinery, Session
@@ -254,10 +253,7 @@ def read_facts(config: WorkerConfig) -> Facts:
     """Everything that can be wrong with the settings is found here, before any weight is read."""
     source = resolve_model(config.model)
     model = read_config(source)
-    layout = KVLayout(model.layers, model.kv_heads, model.head_dim, config.block_size, config.dtype)
-    capacity = plan_capacity(
-        layout, config.kv_cache_memory_bytes, model.max_positions, config.max_model_len
-    )
+    capacity = worker_capacity(config, model)
     return Facts(source, model, load_tokenizer(source.path), capacity)
 
 

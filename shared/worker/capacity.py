@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.kv.layout import KVLayout
+from kvrelay.shared.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,13 @@ class Capacity:
             f"{self.tokens} tokens in {self.blocks * self.layout.block_bytes / 2**20:.0f} MiB; "
             f"{longest:.1f} requests of {self.max_model_len} tokens at once"
         )
+
+
+def worker_capacity(config: WorkerConfig, model: ModelConfig) -> Capacity:
+    """The pool of a worker with these settings. Raises `ConfigError`."""
+    layout = KVLayout(model.layers, model.kv_heads, model.head_dim, config.block_size, config.dtype)
+    memory_bytes = int(config.kv_cache_memory_bytes)
+    return plan_capacity(layout, memory_bytes, model.max_positions, config.max_model_len)
 
 
 def plan_capacity(
