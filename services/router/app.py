@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import uvicorn
 import uvloop
 
 from kvrelay.services.router import policy
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.http import Server
 from kvrelay.services.router.membership import Membership
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.openai.api import create_app
@@ -45,40 +43,10 @@ from kvrelay.shared.types import Incarnation, Role
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 75
-"""Longer than the idle time of the usual clients and proxies, so that they close first."""
-
 
 def run(config: RouterConfig) -> int:
     """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
     return uvloop.run(serve(config))
-
-
-TICK_S = 1.0
-"""How often uvicorn renews its Date header; its own pace of ten a second costs an idle core."""
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, for the router drains first, and quiet when idle."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._stopping = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None:
-        self.should_exit = True
-        self._stopping.set()
-
-    async def main_loop(self) -> None:
-        ticks = 0  # of a tenth of a second, as `on_tick` counts them
-        while not await self.on_tick(ticks):
-            ticks += 10
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), TICK_S)
 
 
 @dataclass(slots=True)
@@ -149,18 +117,7 @@ async def serve(config: RouterConfig) -> int:
         observer=RefusalCounter(metrics),
         metrics=lambda: render(metrics.registry)[0],
     )
-    server = Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            http="httptools",
-            ws="none",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            server_header=False,
-        )
-    )
+    server = Server(app)
     parts = Parts(dispatcher, membership, store, ledger, presence, tracing)
     await run_until_signal(server, listener, parts, config.drain_s)
     return 0

@@ -204,6 +204,8 @@ def _check_together(body: Sampled, legs: int) -> None:
     if body.stream_options is not None and not body.stream:
         raise _refusal("stream_options", "is only allowed together with stream: true")
     asked = _asked_tokens(body)
+    if asked is None and not isinstance(body, ChatBody):
+        asked = DEFAULT_COMPLETION_TOKENS
     if body.min_tokens and asked is not None and body.min_tokens > asked:
         raise _refusal("min_tokens", f"{body.min_tokens} is more than max_tokens, {asked}")
 

@@ -82,7 +82,8 @@ def _allowed(logits: Logits, draw: Draw) -> Logits:
 
 def _kept(row: Logits, params: SamplingParams) -> tuple[Ids, NDArray[np.float64]]:
     """Ids that may be drawn, in ascending order, and their weights (not normalised)."""
-    scaled = (row.astype(np.float64) - float(row.max())) / params.temperature
+    with np.errstate(over="ignore"):  # at the smallest temperatures all but the best are -inf
+        scaled = (row.astype(np.float64) - float(row.max())) / params.temperature
     ids = np.arange(len(row))
     if 0 < params.top_k < len(row):
         ids = _likeliest(scaled, params.top_k)

@@ -153,5 +153,5 @@ class Reply:
         try:
             async with asyncio.timeout(self._limit_s):
                 await self._send(message)
-        except (TimeoutError, OSError) as error:
-            raise ClientGone from error
+        except (TimeoutError, OSError, RuntimeError) as error:
+            raise ClientGone from error  # RuntimeError: uvloop's word for a closed transport

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -29,7 +30,7 @@ from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
 from kvrelay.services.router.openai.transcript import Transcript
 from kvrelay.services.router.openai.wording import Wording
 from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
-from kvrelay.shared.errors import KvrelayError, Unavailable, WorkerFailed
+from kvrelay.shared.errors import KvrelayError, Overloaded, Unavailable, WorkerFailed
 from kvrelay.shared.types import ValidRequest
 
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -48,6 +49,8 @@ class EdgeSettings:
     """Larger bodies are parsed and tokenized on a thread, off the event loop."""
     large_at_once: int = 1
     """Of those, how many at the same time; it bounds the memory they take."""
+    large_s: float = 10.0
+    """Longest wait for a turn at that; then it is a 429."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,20 @@ class Edge:
     draws: Draws
     bodies: Bodies
     large: asyncio.Semaphore
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A place among those that parse a large body. Raises `Overloaded` when none gets free."""
+        try:
+            async with asyncio.timeout(self.settings.large_s):
+                await self.large.acquire()
+        except TimeoutError:
+            message = f"No large request was taken up for {self.settings.large_s:g} s"
+            raise Overloaded(message, retry_after_s=self.settings.large_s) from None
+        try:
+            yield
+        finally:
+            self.large.release()
 
 
 class GenerateEndpoint:
@@ -146,7 +163,7 @@ class GenerateEndpoint:
             parse = partial(self._route.parse, body, card, origin)
             if len(body) <= self._edge.settings.inline_bytes:
                 return parse(), card
-            async with self._edge.large:
+            async with self._edge.turn():
                 return await asyncio.to_thread(parse), card
 
     async def _answer(self, request: ValidRequest, card: ModelCard, reply: Reply) -> None:

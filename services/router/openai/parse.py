@@ -68,9 +68,11 @@ def _object(body: bytes | bytearray) -> dict[str, Any]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestError(f"The body names the field {twice[:64]!a} twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise RequestError(f"The body names the field {name[:64]!a} twice")
+            seen.add(name)
     return value
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.http import Server
 from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.generate import Draws, EdgeSettings
 from kvrelay.services.router.validate import ModelCard, model_card
@@ -155,8 +155,8 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 async def port(app: FastAPI) -> AsyncIterator[int]:
     """A real server on a free port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        server = Server(app)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()[1]
-        server.should_exit = True
+        server.stop()
         await serving

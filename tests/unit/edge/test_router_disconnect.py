@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.http import Server
 from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.exchange import BodyLimits
 from kvrelay.services.router.openai.generate import EdgeSettings
@@ -34,10 +34,10 @@ def request_bytes(stream: bool, prompt: str = "hi") -> bytes:
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        server = Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()[1]
-        server.should_exit = True
+        server.stop()
         await task
 
 

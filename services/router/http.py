@@ -1,0 +1,124 @@
+"""The HTTP server below the application: uvicorn, with what it lacks for answers that take long.
+
+- A client that leaves is noticed whatever it sent before. uvicorn stops reading a connection on
+  which a second request was sent ahead of time and then never learns that it was closed. Here the
+  first request is answered, what was sent ahead is dropped, and the connection closes.
+- A connection that does not finish a request's head within `HEAD_S` is closed.
+- An idle server sleeps: uvicorn's own loop wakes ten times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+KEEP_ALIVE_S = 75
+"""Longer than the idle time of the usual clients and proxies, so that they close first."""
+HEAD_S = 20.0
+TICK_S = 1.0
+"""How often the Date header is renewed."""
+
+
+class RouterProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _ahead = False
+    """A request came before the one under way was answered: from there on nothing is parsed."""
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._ahead:
+            super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._ahead:
+            super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._ahead = True
+            cycle.keep_alive = False
+            return
+        if self._head_timer is None:
+            self._await_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        if not self._ahead:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._ahead:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._ahead:
+            self._head_is_here()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._ahead:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._ahead:
+            super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._no_head)
+
+    def _head_is_here(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _no_head(self) -> None:
+        self._head_timer = None
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Without signal handlers of its own, for the router drains first; `stop` ends it."""
+
+    def __init__(self, app: FastAPI) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http=RouterProtocol,
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            server_header=False,
+        )
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        ticks = 0  # of a tenth of a second, as `on_tick` counts them
+        while not await self.on_tick(ticks):
+            ticks += 10
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), TICK_S)

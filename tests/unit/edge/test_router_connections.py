@@ -1,0 +1,74 @@
+"""What the server does with connections, over raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.unit.edge.test_router_disconnect import (
+    Waiting,
+    answers,
+    closed,
+    connected,
+    request_bytes,
+)
+
+from kvrelay.services.router import http
+from kvrelay.services.router.openai.parse import parse_body
+from kvrelay.services.router.openai.schema import CompletionBody
+from kvrelay.shared.errors import RequestError
+
+AHEAD = b"GET /health HTTP/1.1\r\nHost: edge\r\n\r\n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_sent_ahead_is_noticed_when_it_leaves(
+    port: int, cluster: Any, stream: bool
+) -> None:
+    script = cluster.script = Waiting()
+    async with connected(port) as (_, writer):
+        writer.write(request_bytes(stream) + AHEAD)
+        await script.reached.wait()
+    assert (await closed(cluster)).closes == 1
+
+
+async def test_what_is_sent_ahead_is_dropped_and_the_connection_closes(
+    port: int, cluster: Any
+) -> None:
+    cluster.script = cluster.saying("hello")
+    async with connected(port) as (reader, writer):
+        writer.write(request_bytes(stream=False) + AHEAD + b"\0garbage")
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1 and b"hello" in answer
+    assert b"connection: close" in answer
+    assert await answers(port, cluster)
+
+
+async def test_one_request_after_the_other_shares_a_connection(port: int, cluster: Any) -> None:
+    async with connected(port) as (reader, writer):
+        for _ in range(3):
+            writer.write(AHEAD)
+            assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+            await reader.readuntil(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: e\r\n", AHEAD])
+async def test_a_head_that_does_not_come_closes_the_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(http, "HEAD_S", 0.05)
+    async with connected(port) as (reader, writer):
+        if begun == AHEAD:  # the timer of the second request, not only of the connection
+            writer.write(AHEAD)
+            await reader.readuntil(b'{"status":"ok"}')
+            begun = begun[:-2]
+        writer.write(begun)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+
+
+def test_a_late_duplicate_among_many_fields_costs_no_more_than_reading_them() -> None:
+    fields = ",".join(f'"{number}":1' for number in range(200_000))
+    with pytest.raises(RequestError, match="names the field '199999' twice"):
+        parse_body(CompletionBody, f'{{{fields},"199999":1}}'.encode())
