@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from kvrelay.kernels.native.library import Library
+from kvrelay.kernels.native.binding import Library
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.fetch import default_model_path
 from kvrelay.shared.checkpoint.source import resolve_model

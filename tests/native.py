@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvrelay.kernels.native.library import (
+from kvrelay.kernels.native.binding import (
     Library,
     NativeError,
     NativeModel,

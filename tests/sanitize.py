@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kvrelay.kernels.native.binding import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
 from kvrelay.kernels.native.build import build, compiler
-from kvrelay.kernels.native.library import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
 
 SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {

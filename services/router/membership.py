@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.services.router.links import Link, OnEvent, OnLost, reason
-from kvrelay.services.router.policy import LiveWorker
+from kvrelay.services.router.policy import LiveWorker, readiness
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
@@ -27,8 +27,8 @@ from kvrelay.shared.types import Role
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-IDLE_POLL_S = 0.4
-"""With no request in flight nobody waits to hear of a lost worker."""
+IDLE_POLL_S = 1.0
+"""With no request in flight and nothing missing: a stream that breaks tells of itself anyway."""
 ASK_DEADLINE_S = 0.25
 NO_LOAD = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -96,11 +96,15 @@ class Membership:
                 except StoreError as error:
                     self._store_away(error)
                 # The poll's own pace, not a wait for something.
-                await asyncio.sleep(POLL_S if self.busy() else IDLE_POLL_S)
+                await asyncio.sleep(IDLE_POLL_S if self._at_rest() else POLL_S)
         finally:
             await self._tasks.cancel()
             for member in [*self._members.values()]:
                 await member.link.close()
+
+    def _at_rest(self) -> bool:
+        complete, _ = readiness(self.live())
+        return complete and self.store_up and not self._asking and not self.busy()
 
     def _store_away(self, error: StoreError) -> None:
         if self.store_up:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvrelay.kernels.native.library import Batch, Floats, NativeModel, Pool
+from kvrelay.kernels.native.binding import Batch, Floats, NativeModel, Pool
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvrelay.kernels.native.library import Library, NativeModel, Shape, Slot, Variant
+from kvrelay.kernels.native.binding import Library, NativeModel, Shape, Slot, Variant
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.model.load import TORCH_DTYPES, Progress, TensorReader

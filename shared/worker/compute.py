@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvrelay.kernels.native.library import VERSION, Library, NativeError, Variant
+from kvrelay.kernels.native.binding import VERSION, Library, NativeError, Variant
 from kvrelay.kernels.numerics import numerics_id as reference_numerics_id
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource

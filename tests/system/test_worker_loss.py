@@ -18,18 +18,17 @@ def test_a_frozen_worker_is_left_by_its_requests_and_comes_back_as_another(
 ) -> None:
     worker = named(cluster, name)
     with Load(cluster.url, cluster.model) as load:
-        for _ in range(2):
-            before = incarnations(cluster)
-            load.wait_answers(4)
-            worker.kill(signal.SIGSTOP)
-            noticed_s = until(lambda: cluster.seen() == 3, 10, f"{name} is missed")
-            load.wait_answers(4)  # the others go on
-            worker.kill(signal.SIGCONT)
-            back_s = cluster.wait_all_seen()
-            print(f"{name} frozen: noticed after {noticed_s:.2f} s, back after {back_s:.2f} s")
-            load.wait_answers(4)
-            after = incarnations(cluster)
-            assert len(before - after) == 1 == len(after - before), "one came back as another"
+        before = incarnations(cluster)
+        load.wait_answers(4)
+        worker.kill(signal.SIGSTOP)
+        noticed_s = until(lambda: cluster.seen() == 3, 10, f"{name} is missed")
+        load.wait_answers(4)  # the others go on
+        worker.kill(signal.SIGCONT)
+        back_s = cluster.wait_all_seen()
+        print(f"{name} frozen: noticed after {noticed_s:.2f} s, back after {back_s:.2f} s")
+        load.wait_answers(4)
+        after = incarnations(cluster)
+        assert len(before - after) == 1 == len(after - before), "one came back as another"
     assert load.wrong() == {}
     print(f"{load.done} answers, longest pause {load.longest_gap_s:.2f} s")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.native import open_library
 
-from kvrelay.kernels.native import library
-from kvrelay.kernels.native.library import Library, NativeError, Variant
+from kvrelay.kernels.native import binding
+from kvrelay.kernels.native.binding import Library, NativeError, Variant
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.worker import compute
 from kvrelay.shared.worker.compute import choose_kernels, numerics_id
@@ -27,7 +27,7 @@ def test_auto_takes_the_fastest_and_a_name_takes_that_one() -> None:
         assert chosen is not None and (chosen.variant, chosen.threads) == (best, 3)
     portable = choose_kernels("native-portable", 1)
     assert portable is not None and portable.variant is Variant.PORTABLE
-    assert numerics_id(portable, torch.float32) == f"native-portable-v{library.VERSION}"
+    assert numerics_id(portable, torch.float32) == f"native-portable-v{binding.VERSION}"
     assert choose_kernels("reference", 1) is None
     assert numerics_id(None, torch.float32).startswith("torch-")
 

@@ -12,7 +12,7 @@ from tests.native import int32, open_library, randn, random_model, rope_angles, 
 from torch import Tensor
 from torch.nn import functional
 
-from kvrelay.kernels.native.library import (
+from kvrelay.kernels.native.binding import (
     Batch,
     NativeError,
     NativeModel,

@@ -20,7 +20,7 @@ from tests.unit.test_runner_invariance import (
     run_together,
 )
 
-from kvrelay.kernels.native.library import NativeError, Variant
+from kvrelay.kernels.native.binding import NativeError, Variant
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.fetch import default_model_path, is_fetched
 from kvrelay.shared.checkpoint.source import resolve_model
