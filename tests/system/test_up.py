@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from kvrelay.shared.checkpoint.fetch import DEFAULT_MODEL, fetch_default_model
 pytestmark = [pytest.mark.system, pytest.mark.leaks_allowed]  # a killed supervisor leaves orphans
 PARTS = ["valkey", "prefill-0", "decode-0", "router"]
 QUESTION = "What is the capital of France?"
-QUIET_S, IDLE_S = 2.0, 8.0
+QUIET_S, IDLE_S = 2.0, 5.0
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +66,28 @@ def test_the_printed_curl_works(up: Up) -> None:
     assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
-def test_idle_all_parts_use_under_3_percent_of_a_core(up: Up) -> None:
-    """In one of three windows: what else runs on a machine makes every wake-up cost more."""
+def test_idle_parts_sleep(up: Up) -> None:
+    """How often all threads wake up is a count of ours; what a wake-up costs is the machine's."""
     time.sleep(QUIET_S)
     family = up.remember()
-    for _ in range(3):
-        before_s, begun_s = cpu_s(family), time.monotonic()
-        time.sleep(IDLE_S)
-        share = (cpu_s(family) - before_s) / (time.monotonic() - begun_s)
-        print(f"idle: {share:.2%} of a core")
-        if share < 0.03:
-            return
-    raise AssertionError(f"idle: {share:.2%} of a core")
+    before, before_s, begun_s = wakeups(family), cpu_s(family), time.monotonic()
+    time.sleep(IDLE_S)
+    elapsed_s = time.monotonic() - begun_s
+    rate, share = (wakeups(family) - before) / elapsed_s, (cpu_s(family) - before_s) / elapsed_s
+    print(f"idle: {rate:.0f} wake-ups a second, {share:.2%} of a core")
+    assert rate < 200
+    assert share < 0.2, "something spins"
+
+
+def wakeups(family: Iterable[psutil.Process]) -> int:
+    """Voluntary context switches of all threads so far."""
+    return sum(
+        int(line.split()[1])
+        for process in family
+        for status in Path(f"/proc/{process.pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+        if line.startswith("voluntary_ctxt_switches")
+    )
 
 
 def test_the_router_is_small_and_holds_no_torch(up: Up) -> None:
