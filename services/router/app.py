@@ -55,7 +55,6 @@ class CardSource:
 
     card: ModelCard
     membership: Membership
-    max_model_len: int = 0
 
     def __call__(self) -> ModelCard:
         found = policy.candidates(self.membership.live(), frozenset())
