@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import uvloop
@@ -107,7 +108,11 @@ async def serve(config: RouterConfig) -> int:
     )
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
-    presence = Presence(config.redis_url, keys, router_subject(incarnation, address), clock)
+    loop = asyncio.get_running_loop()
+    subject = router_subject(
+        incarnation, address, lambda: loop.call_soon_threadsafe(membership.look)
+    )
+    presence = Presence(config.redis_url, keys, subject, clock)
 
     app = create_app(
         dispatcher,
@@ -187,12 +192,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def router_subject(incarnation: Incarnation, address: str) -> Subject:
+def router_subject(
+    incarnation: Incarnation, address: str, on_change: Callable[[], object]
+) -> Subject:
     def record(name: Incarnation) -> RouterRecord:
         return RouterRecord(incarnation=name, name="router", http_address=address)
 
     # A router that stood still has lost nothing that a new name would protect: its streams broke.
-    return Subject(record(incarnation), lambda: record(Incarnation(secrets.token_hex(16))))
+    return Subject(
+        record(incarnation),
+        lambda: record(Incarnation(secrets.token_hex(16))),
+        on_change=on_change,
+    )
 
 
 def gauges(observer: Observer, membership: Membership) -> RouterGauges:

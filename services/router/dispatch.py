@@ -66,6 +66,7 @@ class Roster(Protocol):
     def live(self) -> list[policy.LiveWorker]: ...
     def link(self, incarnation: str) -> CommandSink | None: ...
     async def wait_change(self) -> None: ...
+    def look(self) -> None: ...
 
 
 class Assigner(Protocol):
@@ -119,6 +120,7 @@ class Dispatcher:
         if not policy.candidates(self._roster.live(), frozenset()):
             raise Unavailable(self.ready()[1])
         self._admission.enter(len(request.legs))
+        self._roster.look()
         watch = self._observer.begin(request)
         running = RunningRequest(self, request, watch)
         for number, spec in enumerate(request.legs):

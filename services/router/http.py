@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from email.utils import formatdate
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,8 +21,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 KEEP_ALIVE_S = 75
 """Longer than the idle time of the usual clients and proxies, so that they close first."""
 HEAD_S = 20.0
-TICK_S = 1.0
-"""How often the Date header is renewed."""
 
 
 class RouterProtocol(HttpToolsProtocol):
@@ -68,6 +67,8 @@ class RouterProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._ahead:
             self._head_is_here()
+            # uvicorn renews it once a second, also when nobody asks.
+            self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -104,6 +105,7 @@ class Server(uvicorn.Server):
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             server_header=False,
+            date_header=False,
         )
         super().__init__(config)
         self._stopping = asyncio.Event()
@@ -117,8 +119,4 @@ class Server(uvicorn.Server):
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        ticks = 0  # of a tenth of a second, as `on_tick` counts them
-        while not await self.on_tick(ticks):
-            ticks += 10
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), TICK_S)
+        await self._stopping.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -27,8 +28,9 @@ from kvrelay.shared.types import Role
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-IDLE_POLL_S = 1.0
-"""With no request in flight and nothing missing: a stream that breaks tells of itself anyway."""
+IDLE_POLL_S = 30.0
+"""At rest: a broken stream tells of itself, the lease's renewal tells who came or went, and the
+next request looks again at once."""
 ASK_DEADLINE_S = 0.25
 NO_LOAD = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -63,6 +65,7 @@ class Membership:
         self._rejected: tuple[str, ...] = ()
         self.store_up = True
         self._changed = asyncio.Event()
+        self._look = asyncio.Event()
         self.busy: Callable[[], bool] = lambda: True
 
     def live(self) -> list[LiveWorker]:
@@ -88,19 +91,32 @@ class Membership:
         self._changed.clear()
         await self._changed.wait()
 
+    def look(self) -> None:
+        """Work has come, or somebody came or went: a router at rest looks at once."""
+        self._look.set()
+
     async def run(self) -> None:
         try:
             while True:
+                self._look.clear()
                 try:
                     self._store_answers(await self._store.snapshot())
                 except StoreError as error:
                     self._store_away(error)
-                # The poll's own pace, not a wait for something.
-                await asyncio.sleep(IDLE_POLL_S if self._at_rest() else POLL_S)
+                await self._pause()
         finally:
             await self._tasks.cancel()
             for member in [*self._members.values()]:
                 await member.link.close()
+
+    async def _pause(self) -> None:
+        if not self._at_rest():
+            # The poll's own pace, not a wait for something.
+            await asyncio.sleep(POLL_S)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_POLL_S):
+                await self._look.wait()
 
     def _at_rest(self) -> bool:
         complete, _ = readiness(self.live())
@@ -193,6 +209,7 @@ class Membership:
 
     def _lost(self, incarnation: str) -> None:
         self._on_lost(incarnation)
+        self.look()
         self._signal()
 
     def _signal(self) -> None:

@@ -34,6 +34,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self._stopping = False
         self.steps = 0
+        self.turns = 0
+        """How often it began to work after having had nothing to do."""
         self.busy = False
         """A step or an event is being worked on: then `progress` must grow."""
         self.on_step: Callable[[Plan, int], None] = lambda plan, elapsed_ns: None
@@ -99,6 +101,7 @@ class EngineLoop:
         if wait:
             self.busy = False
             events.append(self._inbox.get())
+            self.turns += 1
             self.busy = True
         try:
             while True:

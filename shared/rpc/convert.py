@@ -18,7 +18,8 @@ _COMMON_OPTIONS = (
 CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     # Leases find what is dead on this host; the pings find a network that swallows packets.
-    ("grpc.keepalive_time_ms", 2000),
+    # Each ping wakes threads of both processes about fifty times, so idle they are what it costs.
+    ("grpc.keepalive_time_ms", 4000),
     ("grpc.keepalive_timeout_ms", 2000),
 )
 """Of a router's channels."""

@@ -5,9 +5,11 @@ The library's own retries are off: each caller knows better when to try again.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
+from typing import cast
 from urllib.parse import urlsplit
 
 import redis
@@ -55,6 +57,55 @@ def connect_async(url: str, timeout_s: float, connections: int) -> redis.asyncio
             retry=AsyncRetry(NoBackoff(), 0),
         )
         return redis.asyncio.Redis.from_pool(pool)
+
+
+class Line:
+    """One connection of `client` for commands that are sent over and over, one thread's own.
+
+    The library makes the connection, with its TLS and passwords; the exchange itself is two calls,
+    because a process that wakes from idle pays for every page of code and data it touches.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._connection: redis.Connection = client.connection_pool.get_connection()
+
+    def pack(self, *command: str | int) -> bytes:
+        return b"".join(self._connection.pack_command(*command))  # type: ignore[no-untyped-call]
+
+    def ask(self, packed: bytes) -> bytes:
+        """The answer's one line; commands whose answer is longer do not belong here.
+
+        Raises what redis-py raises, or `OSError`; then the next call connects anew.
+        """
+        stream = self._stream()
+        try:
+            stream.sendall(packed)
+            answer = stream.recv(4096)
+            while not answer.endswith(b"\r\n"):
+                more = stream.recv(4096)
+                if not more:
+                    raise ConnectionError("closed the connection")
+                answer += more
+        except OSError:
+            self.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        self._connection.disconnect()  # type: ignore[no-untyped-call]
+
+    def _stream(self) -> socket.socket:
+        """The library has no public name for it."""
+        if self._connection._sock is None:
+            self._connection.connect()  # type: ignore[no-untyped-call]
+        return cast(socket.socket, self._connection._sock)
+
+
+def integer_reply(line: bytes) -> int:
+    """Raises `redis.ResponseError` for an error or anything else."""
+    if not line.startswith(b":"):
+        raise redis.ResponseError(line.decode(errors="replace").lstrip("-"))
+    return int(line[1:])
 
 
 @contextmanager

@@ -57,6 +57,7 @@ class ClusterStore:
         self._assign = self._script("assign")
         self._release = self._script("release")
         self._away = False
+        self._read = _Reader()
 
     async def snapshot(self) -> ClusterSnapshot:
         """One round trip. Raises `StoreError`."""
@@ -67,7 +68,9 @@ class ClusterStore:
             [*prefixes, LEASE_MS, DELIVERY_MS, BUCKET_MS],
         )
         routers, rows = cast(tuple[list[bytes], list[list[bytes]]], answer)
-        return _snapshot(frozenset(name.decode(errors="replace") for name in routers), rows)
+        return self._read.snapshot(
+            frozenset(name.decode(errors="replace") for name in routers), rows
+        )
 
     async def assign(
         self, candidates: Sequence[str], cost_tokens: int, router: str, leg: str
@@ -131,23 +134,34 @@ class ClusterStore:
         return answer
 
 
-def _snapshot(routers: frozenset[str], rows: list[list[bytes]]) -> ClusterSnapshot:
-    workers: list[WorkerView] = []
-    rejected: list[str] = []
-    for incarnation, record, load, assigned in rows:
-        name = incarnation.decode(errors="replace")[:32]
-        try:
-            known = WorkerRecord.from_json(record)
-        except StoreError as error:
-            rejected.append(f"{name}: {error}")
-            continue
-        if known.incarnation.encode() != incarnation:
-            rejected.append(f"{name}: worker record: incarnation: is that of another")
-            continue
-        report: LoadRecord | None = None
-        try:
-            report = LoadRecord.from_json(load)
-        except StoreError as error:
-            rejected.append(f"{name}: {error}")
-        workers.append(WorkerView(known, report, int(assigned)))
-    return ClusterSnapshot(tuple(workers), routers, tuple(rejected))
+class _Reader:
+    """Records change seldom: what was read last time is not parsed again."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, WorkerRecord] = {}
+        self._loads: dict[bytes, LoadRecord] = {}
+
+    def snapshot(self, routers: frozenset[str], rows: list[list[bytes]]) -> ClusterSnapshot:
+        workers: list[WorkerView] = []
+        rejected: list[str] = []
+        records: dict[bytes, WorkerRecord] = {}
+        loads: dict[bytes, LoadRecord] = {}
+        for incarnation, text, report, assigned in rows:
+            name = incarnation.decode(errors="replace")[:32]
+            try:
+                record = self._records.get(text) or WorkerRecord.from_json(text)
+                if record.incarnation.encode() != incarnation:
+                    raise StoreError("worker record: incarnation: is that of another")
+            except StoreError as error:
+                rejected.append(f"{name}: {error}")
+                continue
+            records[text] = record
+            load: LoadRecord | None = None
+            try:
+                load = self._loads.get(report) or LoadRecord.from_json(report)
+                loads[report] = load
+            except StoreError as error:
+                rejected.append(f"{name}: {error}")
+            workers.append(WorkerView(record, load, int(assigned)))
+        self._records, self._loads = records, loads
+        return ClusterSnapshot(tuple(workers), routers, tuple(rejected))

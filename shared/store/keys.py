@@ -5,6 +5,7 @@
     kvrelay:{<cluster>}:router:<incarnation>    string  JSON of a `RouterRecord`; lives one lease
     kvrelay:{<cluster>}:workers                 zset    incarnation -> ms of its last renewal
     kvrelay:{<cluster>}:routers                 zset    the same for routers
+    kvrelay:{<cluster>}:version                 int     grows when a member comes or goes
     kvrelay:{<cluster>}:assigned:<incarnation>  hash    time bucket -> tokens assigned in it
     kvrelay:{<cluster>}:leg:<name>              hash    worker -> "router bucket tokens"
     kvrelay:{<cluster>}:req:<request id>        hash    the ledger's record of one request
@@ -27,7 +28,7 @@ LEASE_MS: Final = 1_500
 RENEW_MS: Final = 500
 """Time between renewals: one may be lost before the lease ends, and idle workers wake rarely."""
 INDEX_TTL_MS: Final = 60_000
-"""An index nobody renews any more belongs to a cluster that is gone."""
+"""An index or a version nobody renews any more belongs to a cluster that is gone."""
 BUCKET_MS: Final = 50
 """Resolution of the assigned tokens' age."""
 DELIVERY_MS: Final = 50
@@ -80,3 +81,7 @@ class Keys:
     @property
     def routers(self) -> str:
         return f"kvrelay:{{{self.cluster}}}:routers"
+
+    @property
+    def version(self) -> str:
+        return f"kvrelay:{{{self.cluster}}}:version"

@@ -10,15 +10,16 @@ long computation can keep it from renewing. One round trip per renewal carries l
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import StoreError
-from kvrelay.shared.store.connection import connect, mapped_errors, script
+from kvrelay.shared.store.connection import Line, connect, integer_reply, mapped_errors, script
 from kvrelay.shared.store.keys import INDEX_TTL_MS, LEASE_MS, RENEW_MS, Keys
 from kvrelay.shared.store.lease import LeaseWatch
 from kvrelay.shared.store.records import LoadRecord, RouterRecord, WorkerRecord
@@ -45,6 +46,8 @@ class Subject:
     healthy: Callable[[], bool] = lambda: True
     """Whether the process made progress or had nothing to do; while False no lease is renewed."""
     load: Callable[[], LoadRecord] | None = None
+    on_change: Callable[[], object] = lambda: None
+    """Somebody came or went, or may have."""
 
 
 class Presence:
@@ -64,10 +67,15 @@ class Presence:
         self._record = subject.record.to_json()
         self._client = connect(url, SOCKET_TIMEOUT_S)
         self._renew = self._client.register_script(script("renew"))
+        self._line = Line(self._client)
+        self._report: LoadRecord | None = None
+        self._renewal = b""
+        self._version = 0
         self._leave = self._client.register_script(script("leave"))
         self._watch = LeaseWatch(LEASE_MS * 1_000_000)
         self._registered = threading.Event()
-        self._stopping = threading.Event()
+        self._stopping = threading.Lock()  # held until `stop`; cheaper to wait for than an Event
+        self._stopping.acquire()
         self._failures = 0
         self._unhealthy = False
         self._thread = threading.Thread(target=self._run, name="kvrelay-presence", daemon=True)
@@ -86,34 +94,46 @@ class Presence:
 
     def stop(self) -> None:
         """Deregister and end the thread; a frozen Redis delays it by a few socket timeouts."""
-        self._stopping.set()
+        with contextlib.suppress(RuntimeError):  # not held: stopped before
+            self._stopping.release()
         if self._thread.ident is not None:
             self._thread.join()
+        self._line.close()
         self._client.close()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._stopping.wait(self._step())
+        wait_s = 0.0
+        while not self._stopping.acquire(timeout=wait_s):
+            wait_s = self._step()
         if self._registered.is_set():
             self._deregister()
 
     def _step(self) -> float:
         """One attempt; returns the seconds to wait before the next."""
         if not self._healthy():
-            return RENEW_MS / 1_000
+            return self._to_next_s()
         started_ns = self._clock.now_ns()
         self._watch.attempt(started_ns)
         try:
             with mapped_errors(self._url):
-                held = self._send("renew" if self._registered.is_set() else "register")
+                version = self._renew_lease() if self._registered.is_set() else self._register()
         except StoreError as error:
             return self._failed(error)
-        self._recovered()
-        if not held:
-            return self._lease_gone()
+        if self._failures:
+            self._recovered()
+        if version != self._version:
+            self._version = version
+            self._subject.on_change()
+            if version == 0:
+                return self._lease_gone()
+            self._registered.set()
         self._watch.renewed(started_ns)
-        self._registered.set()
-        return RENEW_MS / 1_000
+        return self._to_next_s()
+
+    def _to_next_s(self) -> float:
+        """All processes of one machine renew at the same moment, so that it wakes up once."""
+        every_ns = RENEW_MS * 1_000_000
+        return (every_ns - self._clock.now_ns() % every_ns) / 1e9
 
     def _healthy(self) -> bool:
         healthy = self._subject.healthy()
@@ -125,22 +145,37 @@ class Presence:
                 _log.error("the engine makes no progress: the lease is not renewed")
         return healthy
 
-    def _send(self, mode: str) -> bool:
-        incarnation = self._member.incarnation
-        load = self._subject.load
-        report = load().to_json() if load else ""
-        args: list[str | int] = [incarnation, mode, self._record, report, LEASE_MS, INDEX_TTL_MS]
-        return bool(self._renew(keys=self._member_keys(), args=args))
+    def _register(self) -> int:
+        """By the library's own way, which also brings the script to a server that lacks it."""
+        self._version = 0
+        self._report = self._subject.load() if self._subject.load else None
+        self._renewal = b""
+        return cast(int, self._renew(keys=self._member_keys(), args=self._arguments("register")))
+
+    def _renew_lease(self) -> int:
+        """The bytes of an unchanged renewal are made once: this is what an idle worker costs."""
+        report = self._subject.load() if self._subject.load else None
+        if not self._renewal or (report is not self._report and report != self._report):
+            self._report = report
+            keys = self._member_keys()
+            call = ("EVALSHA", self._renew.sha, len(keys), *keys, *self._arguments("renew"))
+            self._renewal = self._line.pack(*call)
+        answer = self._line.ask(self._renewal)
+        if answer.startswith(b"-NOSCRIPT"):
+            return 0  # a server that has lost its scripts has lost the lease too
+        return integer_reply(answer)
+
+    def _arguments(self, mode: str) -> list[str | int]:
+        report = self._report.to_json() if self._report else ""
+        return [self._member.incarnation, mode, self._record, report, LEASE_MS, INDEX_TTL_MS]
 
     def _member_keys(self) -> list[str]:
-        incarnation = self._member.incarnation
+        incarnation, keys = self._member.incarnation, self._keys
         if isinstance(self._member, WorkerRecord):
-            return [
-                self._keys.worker(incarnation),
-                self._keys.workers,
-                self._keys.load(incarnation),
-            ]
-        return [self._keys.router(incarnation), self._keys.routers, self._keys.load(incarnation)]
+            own = [keys.worker(incarnation), keys.workers]
+        else:
+            own = [keys.router(incarnation), keys.routers]
+        return [*own, keys.load(incarnation), keys.version, keys.workers]
 
     def _lease_gone(self) -> float:
         self._registered.clear()
@@ -162,17 +197,16 @@ class Presence:
         return wait_s
 
     def _recovered(self) -> None:
-        if self._failures:
-            _log.info("Redis answers again")
-            self._failures = 0
+        _log.info("Redis answers again")
+        self._failures = 0
 
     def _deregister(self) -> None:
         if self._failures:
             return  # Redis is away: the lease ends by itself
         incarnation = self._member.incarnation
-        keys = [*self._member_keys(), self._keys.assigned(incarnation)]
+        keys = [*self._member_keys()[:3], self._keys.assigned(incarnation), self._keys.version]
         try:
             with mapped_errors(self._url):
-                self._leave(keys=keys, args=[incarnation])
+                self._leave(keys=keys, args=[incarnation, INDEX_TTL_MS])
         except StoreError as error:
             _log.warning("could not deregister, the lease ends by itself: %s", error)

@@ -81,6 +81,8 @@ class Session:
         self._clock = machinery.clock
         self._seen_progress = -1
         self._advanced_ns = 0
+        self._loaded = self._load_now()
+        self._loaded_at = self.loop.turns
         self._counted = (0, 0, 0)
         self.loop.start()
 
@@ -93,8 +95,13 @@ class Session:
 
     def check_health(self) -> bool:
         """Whether the engine advanced lately or has nothing to do, however often that is asked."""
-        now_ns, progress = self._clock.now_ns(), self.loop.progress
-        if progress != self._seen_progress or not self.loop.busy:
+        now_ns = self._clock.now_ns()
+        if not self.loop.busy:  # asked twice a second of an idle worker: nothing else is touched
+            self._advanced_ns = now_ns
+            self.well = True
+            return True
+        progress = self.loop.progress
+        if progress != self._seen_progress:
             self._seen_progress, self._advanced_ns = progress, now_ns
         self.well = self.loop.alive and now_ns - self._advanced_ns < STALL_NS
         return self.well
@@ -113,6 +120,14 @@ class Session:
         )
 
     def load(self) -> LoadRecord:
+        """The same object while nothing happens."""
+        if not self.loop.busy and self._loaded_at == self.loop.turns:
+            return self._loaded
+        self._loaded_at = self.loop.turns
+        self._loaded = self._load_now()
+        return self._loaded
+
+    def _load_now(self) -> LoadRecord:
         state = self.engine.state
         waiting = [*state.waiting]
         chunked = [leg.pending for leg in [*state.running] if leg.pending > 1]

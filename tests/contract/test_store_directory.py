@@ -52,10 +52,10 @@ async def store(server: ValkeyServer, client: redis.Redis) -> AsyncIterator[Clus
 def renew(client: redis.Redis, record: WorkerRecord, load: LoadRecord = IDLE) -> None:
     """One renewal, as a `Presence` sends it."""
     name = record.incarnation
-    keys = [KEYS.worker(name), KEYS.workers, KEYS.load(name)]
+    keys = [KEYS.worker(name), KEYS.workers, KEYS.load(name), KEYS.version, KEYS.workers]
     args: list[str | int] = [name, "register", record.to_json(), load.to_json()]
     args += [LEASE_MS, INDEX_TTL_MS]
-    assert client.eval(script("renew"), len(keys), *keys, *args) == 1
+    assert client.eval(script("renew"), len(keys), *keys, *args)
 
 
 def register(client: redis.Redis, load: LoadRecord = IDLE) -> str:
@@ -226,7 +226,7 @@ async def test_everything_an_assignment_writes_has_a_lifetime(
 ) -> None:
     await store.assign([register(client)], 100, "r", "leg")
     lifetimes = {key: client.pttl(key) for key in client.keys("*")}
-    assert len(lifetimes) == 5
+    assert len(lifetimes) == 6
     assert min(lifetimes.values()) > 0
 
 

@@ -259,6 +259,8 @@ class SimCluster:
     def link(self, incarnation: str) -> SimWorker | None:
         return self.workers.get(incarnation)
 
+    def look(self) -> None: ...
+
     async def wait_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
