@@ -67,7 +67,7 @@ class Line:
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        self._connection: redis.Connection = client.connection_pool.get_connection()
+        self._connection = cast(redis.Connection, client.connection_pool.make_connection())
 
     def pack(self, *command: str | int) -> bytes:
         return b"".join(self._connection.pack_command(*command))  # type: ignore[no-untyped-call]

@@ -126,6 +126,35 @@ def test_a_lease_outlives_renewals_and_a_stall_past_its_end_starts_a_fresh_incar
         assert client.zrange(Keys("t").workers, 0, -1) == [second.incarnation.encode()]
 
 
+def test_a_member_waits_for_a_server_that_comes_late() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    late = subject(worker())
+    presence = Presence(f"redis://127.0.0.1:{port}", Keys("t"), late, SystemClock())
+    presence.start()
+    try:
+        assert not presence.wait_registered_blocking(0.2)
+        with ValkeyServer(port=port):
+            assert presence.wait_registered_blocking(3)
+    finally:
+        presence.stop()
+
+
+def test_who_comes_leaves_or_dies_is_told_to_the_others(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    told, dead = threading.Semaphore(0), worker()
+    with present(server, subject(worker(), on_change=told.release)):
+        assert told.acquire(timeout=2)  # its own coming
+        with present(server, subject(worker())):
+            assert told.acquire(timeout=2)
+        assert told.acquire(timeout=2)
+        assert not told.acquire(timeout=LEASE_MS / 1000)  # nothing happens, nothing is told
+        client.zadd(Keys("t").workers, {dead.incarnation: 1})  # renewed for the last time long ago
+        assert told.acquire(timeout=2)
+
+
 def test_leaving_ends_only_ones_own_lease(server: ValkeyServer, client: redis.Redis) -> None:
     """D01: a worker whose lease ended leaves; its successor of the same name stays."""
     former, successor = worker(), worker()
@@ -227,7 +256,9 @@ def test_renewal_is_one_round_trip(server: ValkeyServer, client: redis.Redis) ->
         stats = client.info("commandstats").items()
         return {name.removeprefix("cmdstat_"): stat["calls"] for name, stat in stats}
 
+    client.config_resetstat()
     with present(server, subject(worker())):
+        assert until(lambda: calls().get("evalsha", 0) >= 2, 2)  # registered, and a line is open
         client.config_resetstat()
         assert until(lambda: calls().get("evalsha", 0) >= 2, 2)
         sent = calls()
