@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from kvrelay import __version__
+from kvrelay.services.bench.config import WORKER_FIELDS, BenchConfig
 from kvrelay.services.deployment import Deployment, UpConfig
 from kvrelay.services.flags import with_flags
 from kvrelay.services.router.config import RouterConfig
@@ -24,7 +25,8 @@ from kvrelay.shared.errors import ConfigError, KvrelayError, ModelError
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
-ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig)
+ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig)
+_NOT_FOR_BENCH = tuple(set(WorkerConfig.model_fields) - set(WORKER_FIELDS))
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 S = TypeVar("S", RouterConfig, WorkerConfig)
 
@@ -47,6 +49,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="Models on this machine.")
 app.add_typer(model_app, name="model")
+bench_app = typer.Typer(no_args_is_help=True, help="Measurements on this machine.")
+app.add_typer(bench_app, name="bench")
 
 
 def show_version(wanted: bool) -> None:
@@ -114,7 +118,7 @@ def router(flags: dict[str, object]) -> None:
     config = resolved(RouterConfig, flags)
     from kvrelay.services.router.app import run
 
-    leave(run(config))
+    raise typer.Exit(run(config))
 
 
 @app.command("prefill")
@@ -129,7 +133,7 @@ def prefill(flags: dict[str, object]) -> None:
     config = resolved(WorkerConfig, {**flags, "role": Role.PREFILL})
     from kvrelay.services.prefill.app import run
 
-    leave(run(config))
+    raise typer.Exit(run(config))
 
 
 @app.command("decode")
@@ -146,7 +150,7 @@ def decode(flags: dict[str, object]) -> None:
     config = resolved(WorkerConfig, flags, role=Role.DECODE)
     from kvrelay.services.decode.app import run
 
-    leave(run(config))
+    raise typer.Exit(run(config))
 
 
 @app.command("version")
@@ -163,15 +167,28 @@ def model_fetch() -> None:
     typer.echo(fetch_model(Console(stderr=True)))
 
 
-def leave(status: int) -> NoReturn:
-    """End a service's process, which has closed all that it had opened.
+@bench_app.callback()
+def bench() -> None:
+    """Keeps `engine` a command of its own while it is the only one."""
 
-    At once, for gRPC's teardown at the end of the interpreter was seen to spin for ever.
+
+@bench_app.command("engine")
+@with_flags(BenchConfig, WorkerConfig, without=_NOT_FOR_BENCH)
+def bench_engine(flags: dict[str, object]) -> None:
+    """Measure prefill and decode of the engine without HTTP, alone or in turns with other engines.
+
+    Examples:
+
+      kvrelay bench engine
+
+      kvrelay bench engine --peer vllm --peer llamacpp --json --plot engine.png
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    sources = read(flags)
+    worker = settings.resolve(WorkerConfig, sources, {"model": str(fetch.default_model_path())})
+    check_model(worker.config.model)
+    from kvrelay.services.bench.engine import run
+
+    run(settings.resolve(BenchConfig, sources).config, worker.config, Console())
 
 
 def read(flags: Mapping[str, object]) -> settings.Sources:
@@ -223,7 +240,7 @@ def fetch_model(console: Console) -> Path:
 
 
 def main() -> None:
-    """Entry point: an error with a name becomes one line; 2 for usage and settings, else 1."""
+    """An error with a name becomes one line; 2 for usage and settings, else 1."""
     try:
         app()
     except KvrelayError as error:
@@ -231,5 +248,21 @@ def main() -> None:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
+def process() -> NoReturn:
+    """Entry point: `main` is all that this process is for, and has closed what it opened.
+
+    It ends at once, for gRPC's teardown at the end of the interpreter was seen to spin for ever.
+    """
+    status: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
 if __name__ == "__main__":
-    main()
+    process()

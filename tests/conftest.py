@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 import psutil
 import pytest
@@ -31,6 +33,16 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     new = [child for child in _children() if child not in children]
     _, stuck = psutil.wait_procs(new, timeout=_JOIN_S)
     assert not stuck, f"child processes left running: {stuck}"
+
+
+@pytest.fixture(autouse=True)
+def no_vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that ends this process would take all later ones with it, and look like success."""
+
+    def refuse(status: int) -> NoReturn:
+        raise AssertionError(f"os._exit({status}) was called")
+
+    monkeypatch.setattr(os, "_exit", refuse)
 
 
 def _children() -> set[psutil.Process]:

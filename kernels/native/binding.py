@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
 ABI = 1
 """`KVR_ABI` of the header."""
-VERSION = 1
+VERSION = 2
 """Raised whenever a result changes in any bit."""
 
 Floats = NDArray[np.float32]

@@ -15,28 +15,32 @@ int32_t Model::set(int32_t slot, int32_t number, const void *values, int64_t row
         std::memcpy(to, values, width * sizeof(float));
         return KVR_OK;
     };
-    const auto whole = [&](const Matrix &m, int64_t r, int64_t k, int64_t first = 0,
-                           int alternate = -1) {
-        return is(r, k) ? pack(m, values, r, k, first, alternate) : int32_t(KVR_BAD_SHAPE);
+    const auto some = [&](const Matrix &m, int64_t r, int64_t k, int64_t first = 0,
+                          int alternate = -1) -> int32_t {
+        int64_t &done = rows_set[number * KVR_ROPE + slot];
+        if (columns != k || rows < 1 || rows > r - done) return KVR_BAD_SHAPE;
+        pack(m, values, rows, columns, first + done, alternate);
+        done = (done + rows) % r;  // a whole tensor may be set once more
+        return KVR_OK;
     };
     switch (slot) {
-    case KVR_EMBED: return whole(embed, c.vocab, c.hidden);
-    case KVR_HEAD: return c.tied ? int32_t(KVR_BAD_SHAPE) : whole(head, c.vocab, c.hidden);
+    case KVR_EMBED: return some(embed, c.vocab, c.hidden);
+    case KVR_HEAD: return c.tied ? int32_t(KVR_BAD_SHAPE) : some(head, c.vocab, c.hidden);
     case KVR_NORM: return vector(norm, c.hidden);
     case KVR_ATTENTION_NORM: return vector(layer.attention_norm, c.hidden);
     case KVR_MLP_NORM: return vector(layer.mlp_norm, c.hidden);
-    case KVR_Q: return whole(layer.qkv, q, c.hidden);
-    case KVR_K: return whole(layer.qkv, kv, c.hidden, q);
-    case KVR_V: return whole(layer.qkv, kv, c.hidden, q + kv);
+    case KVR_Q: return some(layer.qkv, q, c.hidden);
+    case KVR_K: return some(layer.qkv, kv, c.hidden, q);
+    case KVR_V: return some(layer.qkv, kv, c.hidden, q + kv);
     case KVR_Q_BIAS: return vector(layer.qkv_bias, q);
     case KVR_K_BIAS: return vector(layer.qkv_bias + q, kv);
     case KVR_V_BIAS: return vector(layer.qkv_bias + q + kv, kv);
     case KVR_Q_NORM: return vector(layer.q_norm, c.head_dim);
     case KVR_K_NORM: return vector(layer.k_norm, c.head_dim);
-    case KVR_ATTENTION_OUT: return whole(layer.attention_out, c.hidden, q);
-    case KVR_GATE: return whole(layer.gate_up, c.intermediate, c.hidden, 0, 0);
-    case KVR_UP: return whole(layer.gate_up, c.intermediate, c.hidden, 0, 1);
-    case KVR_DOWN: return whole(layer.down, c.hidden, c.intermediate);
+    case KVR_ATTENTION_OUT: return some(layer.attention_out, c.hidden, q);
+    case KVR_GATE: return some(layer.gate_up, c.intermediate, c.hidden, 0, 0);
+    case KVR_UP: return some(layer.gate_up, c.intermediate, c.hidden, 0, 1);
+    case KVR_DOWN: return some(layer.down, c.hidden, c.intermediate);
     case KVR_ROPE:
         if (columns != c.head_dim) return KVR_BAD_SHAPE;
         rope = static_cast<const float *>(values);

@@ -63,13 +63,14 @@ struct Cursor {
 struct Model {
     Model(const kvr_config &config, Run of, int threads)
         : c(config), item(config.dtype == KVR_BFLOAT16 ? 2 : 4), run(of), crew(threads),
-          layers(config.layers) {}
+          layers(config.layers), rows_set(size_t(config.layers) * KVR_ROPE) {}
 
     const kvr_config c;
     const size_t item;  // bytes of one weight
     const Run run;
     Crew crew;
     std::vector<Layer> layers;
+    std::vector<int64_t> rows_set;  // of each matrix in turn, while its rows arrive: see set
     Matrix embed{}, head{};
     float *norm = nullptr;
     const float *rope = nullptr;
@@ -155,23 +156,24 @@ struct Model {
         const int per_word = int(4 / item);
         char *to = static_cast<char *>(m.data) +
                    (row / PANEL * m.depth * PANEL + row % PANEL * per_word) * int64_t(item);
-        for (int64_t k = 0; k < columns; k += per_word) {
-            const size_t bytes = k + per_word <= columns ? 4 : item;
-            std::memcpy(to + k * PANEL * item, from + k * item, bytes);
-        }
+        const int64_t words = columns / per_word;
+        for (int64_t word = 0; word < words; ++word)
+            std::memcpy(to + word * PANEL * 4, from + word * 4, 4);
+        if (columns % per_word) std::memcpy(to + words * PANEL * 4, from + words * 4, item);
     }
 
     // Packs values [rows, columns] as rows first... of `m`; gate (0) and up (1) alternate by panel.
-    int32_t pack(const Matrix &m, const void *values, int64_t rows, int64_t columns, int64_t first,
-                 int alternate = -1) {
-        for (int64_t row = 0; row < rows; ++row) {
-            int64_t place = first + row;
-            if (alternate >= 0) place = row / PANEL * 2 * PANEL + row % PANEL + alternate * PANEL;
-            pack_row(m, place, static_cast<const char *>(values) + row * columns * item, columns);
+    void pack(const Matrix &m, const void *values, int64_t rows, int64_t columns, int64_t first,
+              int alternate) const {
+        const char *from = static_cast<const char *>(values);
+        for (int64_t row = first; row < first + rows; ++row, from += columns * item) {
+            const int64_t pair = row / PANEL * 2 + alternate;
+            pack_row(m, alternate < 0 ? row : pair * PANEL + row % PANEL, from, columns);
         }
-        return KVR_OK;
     }
 
+    // One tensor, or the next rows of a matrix, whose rows may come in several calls. Threads may
+    // set different tensors at once.
     int32_t set(int32_t slot, int32_t number, const void *values, int64_t rows, int64_t columns);
     int32_t check(const kvr_step_args &args) const;
     int32_t plan(const kvr_step_args &args);

@@ -40,9 +40,14 @@ def read_gguf_metadata(path: Path) -> dict[str, GGUFValue]:
 
     Raises `ModelError`, which names the file, when it is missing, no GGUF, cut off or garbled.
     """
+    return read_gguf_section(path)[0]
+
+
+def read_gguf_section(path: Path) -> tuple[dict[str, GGUFValue], int]:
+    """The same, and how many bytes from the start of the file they take."""
     try:
         with path.open("rb") as file:
-            return _Section(file, path.stat().st_size).read()
+            return _Section(file, path.stat().st_size).read(), file.tell()
     except OSError as error:
         raise ModelError(f"cannot read the GGUF file {path}: {error.strerror}") from error
     except ValueError as error:

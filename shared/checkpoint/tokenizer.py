@@ -13,19 +13,22 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from kvrelay.shared.checkpoint.gguf_metadata import read_gguf_metadata
+from kvrelay.shared.checkpoint.gguf_metadata import GGUFValue, read_gguf_section
 from kvrelay.shared.checkpoint.gguf_tokenizer import build_gguf_tokenizer, end_ids, named_id
+from kvrelay.shared.checkpoint.tokenizer_cache import Entry, keep_entry, load_entry
 from kvrelay.shared.errors import ModelError
 
 _ESCAPE, _ESCAPED, _BREAK = "\ufdd0", "\ufdd0\ufdd1", "\ufdd0\ufdd2"
 """U+FDD0 starts both sequences; one that stands in a text itself travels as `_ESCAPED`."""
 
+_KEPT_TOKENS = 8192
+"""A smaller vocabulary is built in less time than it takes to look for it."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -99,11 +102,29 @@ def load_tokenizer(path: Path) -> TokenizerInfo:
 
 
 def _from_gguf(path: Path) -> TokenizerInfo:
-    values = read_gguf_metadata(path)
+    kept = load_entry(path)
+    if kept is not None:
+        facts = json.loads(kept.facts)
+        ends = tuple(facts["special"].pop("eos_token_ids"))
+        special = SpecialTokens(**facts["special"], eos_token_ids=ends)
+        return TokenizerInfo(Tokenizer.from_str(kept.tokenizer), special, facts["identity"])
+    values, section_bytes = read_gguf_section(path)
     tokenizer, add_bos = build_gguf_tokenizer(values, path)
+    special = _gguf_special(values, tokenizer, add_bos)
+    defining = {key: value for key, value in values.items() if key.startswith("tokenizer.")}
+    identity = hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()
+    if tokenizer.get_vocab_size() >= _KEPT_TOKENS:
+        kept_facts = json.dumps({"special": asdict(special), "identity": identity})
+        keep_entry(path, section_bytes, Entry(kept_facts, tokenizer.to_str()))
+    return TokenizerInfo(tokenizer, special, identity)
+
+
+def _gguf_special(
+    values: Mapping[str, GGUFValue], tokenizer: Tokenizer, add_bos: bool
+) -> SpecialTokens:
     template = values.get("tokenizer.chat_template")
     bos, eos = named_id(values, "bos", tokenizer), named_id(values, "eos", tokenizer)
-    special = SpecialTokens(
+    return SpecialTokens(
         bos_token=None if bos is None else tokenizer.id_to_token(bos),
         bos_token_id=bos,
         eos_token=None if eos is None else tokenizer.id_to_token(eos),
@@ -112,9 +133,6 @@ def _from_gguf(path: Path) -> TokenizerInfo:
         add_bos=add_bos,
         chat_template=template if isinstance(template, str) else None,
     )
-    defining = {key: value for key, value in values.items() if key.startswith("tokenizer.")}
-    identity = hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()
-    return TokenizerInfo(tokenizer, special, identity)
 
 
 def _from_folder(folder: Path) -> TokenizerInfo:

@@ -1,12 +1,17 @@
-"""The KV pool's memory: one tensor, whose blocks the transport reads and writes as bytes."""
+"""The KV pool's memory: one piece, whose blocks the transport reads and writes as bytes."""
 
 from __future__ import annotations
 
-import torch
+import ctypes
+import mmap
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.kv.layout import KVLayout
-from kvrelay.shared.model.load import TORCH_DTYPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class KVCache:
@@ -18,14 +23,25 @@ class KVCache:
     def __init__(self, layout: KVLayout, blocks: int) -> None:
         self.layout = layout
         self.blocks = blocks
-        shape = (blocks, *layout.shape)  # [NB, L, 2, Hk, BS, D]
         try:
-            self.tensor = torch.empty(shape, dtype=TORCH_DTYPES[layout.dtype])
-        except RuntimeError as error:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._bytes = memoryview(mmap.mmap(-1, blocks * layout.block_bytes, flags=flags))
+        except (OSError, OverflowError) as error:
             raise ConfigError(
                 f"no memory for a KV pool of {blocks} blocks of {layout.block_bytes} bytes"
             ) from error
-        self._bytes: memoryview = self.tensor.view(-1).view(torch.uint8).numpy().data
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """The same memory, [NB, L, 2, Hk, BS, D], for code that computes with torch."""
+        import torch
+
+        dtype = torch.bfloat16 if self.layout.dtype == "bfloat16" else torch.float32
+        return torch.frombuffer(self._bytes, dtype=dtype).view(self.blocks, *self.layout.shape)
 
     def view(self, first_block: int, count: int) -> memoryview:
         """The bytes of `count` adjacent blocks, writable, without a copy."""
@@ -36,4 +52,4 @@ class KVCache:
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copy one block onto another, in all layers."""
-        self.tensor[destination] = self.tensor[source]
+        self.view(destination, 1)[:] = self.view(source, 1)

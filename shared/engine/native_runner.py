@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from kvrelay.kernels.native.binding import Batch, Floats, NativeModel, Pool
 from kvrelay.shared.checkpoint.config import ModelConfig
@@ -17,10 +16,9 @@ from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.draws import draw_tokens
-from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
-from kvrelay.shared.engine.runner import RunnerSettings
-from kvrelay.shared.model.load import Progress
+from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
 from kvrelay.shared.model.native import NativeKernels, load_native
+from kvrelay.shared.model.reader import Progress
 from kvrelay.shared.model.weights import open_weights
 
 
@@ -32,17 +30,15 @@ def load_native_runner(
     settings: RunnerSettings,
     progress: Progress | None = None,
 ) -> NativeRunner:
-    """Load the model in the dtype of the cache. `settings.threads` is for reading tensors only.
+    """Load the model in the dtype of the cache.
 
     Raises `ModelError`, or `NativeError` without memory for the weights.
     """
-    torch.set_num_threads(settings.threads)
     weights = open_weights(source, config)
     positions = settings.max_model_len
     model = load_native(
         weights, config, cache.layout, kernels, positions=positions, progress=progress
     )
-    torch.set_num_threads(1)  # from now on torch only copies blocks
     return NativeRunner(model, cache, settings)
 
 
@@ -58,7 +54,7 @@ class NativeRunner:
     ) -> None:
         self.model = model
         self.cache = cache
-        self._pool = Pool(cache.tensor.data_ptr(), cache.blocks)
+        self._pool = Pool(cache.address, cache.blocks)
         self._vocab_limit = min(settings.vocab_limit, model.shape.vocab)
         self._clock = clock or SystemClock()
 

@@ -56,6 +56,18 @@ class StepResult:
     """Why a row that asked to sample has no token (its logits are no numbers), by row key."""
 
 
+@dataclass(frozen=True, slots=True)
+class RunnerSettings:
+    """How a runner computes."""
+
+    threads: int
+    """Compute threads of the whole process; no result depends on it."""
+    max_model_len: int
+    """Positions 0 .. max_model_len - 1 can be computed."""
+    vocab_limit: int
+    """Ids from here on pad the embedding table past the tokenizer's vocabulary: never sampled."""
+
+
 class Runner(Protocol):
     """Executes plans on a device. Called from the engine thread only."""
 

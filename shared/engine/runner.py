@@ -7,7 +7,6 @@ A row's tokens and samples depend on the row alone, bit for bit, because every k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,23 +22,12 @@ from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.draws import draw_tokens
-from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
+from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.model.llama import Attend, Llama
-from kvrelay.shared.model.load import Progress, load_llama
+from kvrelay.shared.model.load import load_llama
+from kvrelay.shared.model.reader import Progress
 from kvrelay.shared.model.weights import open_weights
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerSettings:
-    """How a runner computes."""
-
-    threads: int
-    """Compute threads of the whole process; no result depends on it."""
-    max_model_len: int
-    """Positions 0 .. max_model_len - 1 can be computed."""
-    vocab_limit: int
-    """Ids from here on pad the embedding table past the tokenizer's vocabulary: never sampled."""
 
 
 def load_runner(

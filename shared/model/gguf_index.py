@@ -16,6 +16,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from kvrelay.shared.errors import ModelError
+from kvrelay.shared.model.mapped import MappedFile
 
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9
@@ -34,13 +35,13 @@ class StoredTensor:
     kind: GGMLQuantizationType
     data: NDArray[np.uint8]
     """[..., bytes of a row], mapped."""
+    file: MappedFile
 
 
 def read_index(file: Path) -> tuple[StoredTensor, ...]:
     """All tensors, in file order. Raises `ModelError` naming the file: cut off or garbled."""
     try:
-        # A plain view: numpy's memmap class costs more than the arithmetic on small slices.
-        return _Cursor(np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)).tensors()
+        return _Cursor(MappedFile(file)).tensors()
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except (ValueError, struct.error) as error:
@@ -50,9 +51,10 @@ def read_index(file: Path) -> tuple[StoredTensor, ...]:
 class _Cursor:
     """Walks forward through the file; a defect is a `ValueError` or `struct.error`."""
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
-        self._data = data
-        self._buffer = data.data
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._data = file.bytes
+        self._buffer = file.bytes.data
         self._at = 0
         self._alignment = _DEFAULT_ALIGNMENT
 
@@ -88,9 +90,8 @@ class _Cursor:
         first, size = base + offset, int(np.prod(rows, dtype=object))
         if first + size > len(self._data):
             raise ValueError(f"tensor {name!r} ends {first + size - len(self._data)} bytes past it")
-        return StoredTensor(
-            name, shape, quantisation, self._data[first : first + size].reshape(rows)
-        )
+        data = self._data[first : first + size].reshape(rows)
+        return StoredTensor(name, shape, quantisation, data, self._file)
 
     def _skip_pair(self) -> None:
         key, kind = self._string(), self._number("I")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
-import torch
-from torch import Tensor
+import numpy as np
+from gguf import quants
+from numpy.typing import NDArray
 
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.errors import ModelError
-from kvrelay.shared.model.gguf_index import read_index
+from kvrelay.shared.model.gguf_index import StoredTensor, read_index
+from kvrelay.shared.model.pieces import Floats, cut_rows
 
 _ONCE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -34,7 +36,7 @@ _PER_LAYER = {
 
 
 class GGUFWeights:
-    """One GGUF file, mapped into memory and dequantised tensor by tensor."""
+    """One GGUF file, mapped into memory and dequantised piece by piece."""
 
     def __init__(self, file: Path, config: ModelConfig) -> None:
         self.where = str(file)
@@ -43,28 +45,42 @@ class GGUFWeights:
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.stored_bytes = {name: tensor.data.nbytes for name, tensor in self._tensors.items()}
 
-    def read(self, name: str) -> Tensor:
+    def pieces(self, name: str) -> Iterator[Floats]:
         tensor = self._tensors[name]
+        heads = self._interleaved_heads(name)
+        order = _halves_apart(tensor.shape[0], heads) if heads else None
+        if len(tensor.shape) == 1:
+            values = self._dequantised(tensor, tensor.data)
+            yield values if order is None else values[:, order]
+            return
+        for some in cut_rows(tensor.shape):
+            yield self._dequantised(tensor, tensor.data[some if order is None else order[some]])
+            tensor.file.leave(tensor.data[some])  # with an order, of the rows around those read
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """llama.cpp stores llama's q and k rows with the two halves of each head interleaved,
+        because its rope pairs neighbours. None: the rows are in Hugging Face's order."""
+        if self._config.family != "llama":
+            return None
+        if ".q_proj." in name:
+            return self._config.heads
+        return self._config.kv_heads if ".k_proj." in name else None
+
+    def _dequantised(self, tensor: StoredTensor, rows: NDArray[np.uint8]) -> Floats:
         try:
-            floats = gguf.quants.dequantize(tensor.data, tensor.kind)
+            # As one long row: the library would go through them by 16, which takes it longer.
+            floats: Floats = quants.dequantize(rows.reshape(1, -1), tensor.kind)
         except NotImplementedError as error:
-            kind = tensor.kind.name
             raise ModelError(
-                f"{self.where}: {tensor.name} has the block type {kind}, which the "
+                f"{self.where}: {tensor.name} has the block type {tensor.kind.name}, which the "
                 "gguf library cannot dequantise"
             ) from error
-        values = torch.tensor(floats, dtype=torch.float32).view(self.shapes[name])
-        if self._config.family == "llama" and ".q_proj." in name:
-            return _unpermute(values, self._config.heads)
-        if self._config.family == "llama" and ".k_proj." in name:
-            return _unpermute(values, self._config.kv_heads)
-        return values
+        return floats.reshape(-1, tensor.shape[-1])
 
 
-def _unpermute(rows: Tensor, heads: int) -> Tensor:
-    """Back to Hugging Face's row order: llama.cpp stores llama's q and k rows with the two halves
-    of each head interleaved, because its rope pairs neighbours. [Hq * D, ...] -> the same shape."""
-    return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+def _halves_apart(rows: int, heads: int) -> NDArray[np.intp]:
+    """[Hq * D]: which of the interleaved rows comes at each place of Hugging Face's order."""
+    return np.arange(rows).reshape(heads, -1, 2).transpose(0, 2, 1).reshape(rows)
 
 
 def _hugging_face_name(name: str) -> str:

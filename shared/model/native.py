@@ -1,17 +1,18 @@
-"""A checkpoint's tensors go one by one into the native library, which alone keeps them."""
+"""A checkpoint's tensors go piece by piece into the native library, which alone keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from kvrelay.kernels.native.binding import Library, NativeModel, Shape, Slot, Variant
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.kv.layout import KVLayout
-from kvrelay.shared.model.load import TORCH_DTYPES, Progress, TensorReader
+from kvrelay.shared.model.pieces import widened
+from kvrelay.shared.model.reader import Progress, TensorReader
 from kvrelay.shared.model.rope import rope_table
 from kvrelay.shared.model.weights import Weights
 
@@ -36,27 +37,30 @@ def load_native(
 ) -> NativeModel:
     """Build the model in the dtype of the layout, with rope for `positions` positions.
 
+    Tensors are read by as many threads as compute later; each holds a piece of one at a time.
+
     Raises `ModelError` naming the tensor that is missing, misshapen, not finite or not understood,
     and `NativeError` without memory for the weights.
     """
     tied = config.tied_head
     if tied is None:
         tied = "lm_head.weight" not in weights.shapes
-    shape = _shape(config, layout, tied)
-    model = NativeModel(kernels.library, shape, kernels.variant, kernels.threads)
-    reader = TensorReader(weights, TORCH_DTYPES[layout.dtype], progress)
-    filler = _Filler(model, reader)
-    filler.matrix(Slot.EMBED, 0, "model.embed_tokens.weight", (config.vocab, config.hidden))
+    model = NativeModel(
+        kernels.library, _shape(config, layout, tied), kernels.variant, kernels.threads
+    )
+    reader = TensorReader(weights, layout.dtype, progress)
+    places = [*_ends(config, tied)]
     for number in range(config.layers):
-        _fill_layer(filler, config, number)
-    filler.vector(Slot.NORM, 0, "model.norm.weight", config.hidden)
-    if not tied:
-        filler.matrix(Slot.HEAD, 0, "lm_head.weight", (config.vocab, config.hidden))
+        places += _of_layer(config, number)
+    with ThreadPoolExecutor(kernels.threads, "load") as pool:
+        # The first failure cancels what has not begun.
+        for _ in pool.map(lambda place: _fill(model, reader, place), places):
+            pass
     factors = None
     if "rope_freqs.weight" in weights.shapes:
-        factors = reader.tensor("rope_freqs.weight", config.head_dim // 2, dtype=torch.float32)
+        factors = reader.floats("rope_freqs.weight", config.head_dim // 2)
     reader.finish()
-    model.set_rope(rope_table(config, positions, factors).numpy())
+    model.set_rope(rope_table(config, positions, factors))
     return model
 
 
@@ -79,50 +83,54 @@ def _shape(config: ModelConfig, layout: KVLayout, tied: bool) -> Shape:
     )
 
 
-def _fill_layer(filler: _Filler, config: ModelConfig, number: int) -> None:
-    at = f"model.layers.{number}."
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor of the checkpoint goes."""
+
+    slot: Slot
+    layer: int
+    name: str
+    shape: tuple[int, ...]
+
+
+def _ends(config: ModelConfig, tied: bool) -> Iterator[_Place]:
+    """What there is once; the largest tensors come first, so that no thread ends long after."""
+    table = (config.vocab, config.hidden)
+    yield _Place(Slot.EMBED, 0, "model.embed_tokens.weight", table)
+    if not tied:
+        yield _Place(Slot.HEAD, 0, "lm_head.weight", table)
+    yield _Place(Slot.NORM, 0, "model.norm.weight", (config.hidden,))
+
+
+def _of_layer(config: ModelConfig, number: int) -> Iterator[_Place]:
     hidden, wide = config.hidden, config.intermediate
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    matrices: Mapping[Slot, tuple[str, int, int]] = {
-        Slot.Q: ("self_attn.q_proj", q_rows, hidden),
-        Slot.K: ("self_attn.k_proj", kv_rows, hidden),
-        Slot.V: ("self_attn.v_proj", kv_rows, hidden),
-        Slot.ATTENTION_OUT: ("self_attn.o_proj", hidden, q_rows),
-        Slot.GATE: ("mlp.gate_proj", wide, hidden),
-        Slot.UP: ("mlp.up_proj", wide, hidden),
-        Slot.DOWN: ("mlp.down_proj", hidden, wide),
-    }
-    vectors = {
-        Slot.ATTENTION_NORM: ("input_layernorm.weight", hidden),
-        Slot.MLP_NORM: ("post_attention_layernorm.weight", hidden),
+    shapes: dict[Slot, tuple[str, tuple[int, ...]]] = {
+        Slot.Q: ("self_attn.q_proj.weight", (q_rows, hidden)),
+        Slot.K: ("self_attn.k_proj.weight", (kv_rows, hidden)),
+        Slot.V: ("self_attn.v_proj.weight", (kv_rows, hidden)),
+        Slot.ATTENTION_OUT: ("self_attn.o_proj.weight", (hidden, q_rows)),
+        Slot.GATE: ("mlp.gate_proj.weight", (wide, hidden)),
+        Slot.UP: ("mlp.up_proj.weight", (wide, hidden)),
+        Slot.DOWN: ("mlp.down_proj.weight", (hidden, wide)),
+        Slot.ATTENTION_NORM: ("input_layernorm.weight", (hidden,)),
+        Slot.MLP_NORM: ("post_attention_layernorm.weight", (hidden,)),
     }
     if config.qk_norm:
-        vectors[Slot.Q_NORM] = ("self_attn.q_norm.weight", config.head_dim)
-        vectors[Slot.K_NORM] = ("self_attn.k_norm.weight", config.head_dim)
+        shapes[Slot.Q_NORM] = ("self_attn.q_norm.weight", (config.head_dim,))
+        shapes[Slot.K_NORM] = ("self_attn.k_norm.weight", (config.head_dim,))
     if config.qkv_bias:
-        vectors[Slot.Q_BIAS] = ("self_attn.q_proj.bias", q_rows)
-        vectors[Slot.K_BIAS] = ("self_attn.k_proj.bias", kv_rows)
-        vectors[Slot.V_BIAS] = ("self_attn.v_proj.bias", kv_rows)
-    for slot, (name, rows, columns) in matrices.items():
-        filler.matrix(slot, number, f"{at}{name}.weight", (rows, columns))
-    for slot, (name, width) in vectors.items():
-        filler.vector(slot, number, at + name, width)
+        shapes[Slot.Q_BIAS] = ("self_attn.q_proj.bias", (q_rows,))
+        shapes[Slot.K_BIAS] = ("self_attn.k_proj.bias", (kv_rows,))
+        shapes[Slot.V_BIAS] = ("self_attn.v_proj.bias", (kv_rows,))
+    for slot, (name, shape) in shapes.items():
+        yield _Place(slot, number, f"model.layers.{number}.{name}", shape)
 
 
-class _Filler:
-    """Reads a tensor, hands it over, and forgets it."""
-
-    def __init__(self, model: NativeModel, reader: TensorReader) -> None:
-        self._model = model
-        self._reader = reader
-
-    def matrix(self, slot: Slot, layer: int, name: str, shape: tuple[int, int]) -> None:
-        self._set(slot, layer, self._reader.tensor(name, *shape), shape)
-
-    def vector(self, slot: Slot, layer: int, name: str, width: int) -> None:
-        values = self._reader.tensor(name, width).to(torch.float32)
-        self._set(slot, layer, values, (1, width))
-
-    def _set(self, slot: Slot, layer: int, values: Tensor, shape: tuple[int, int]) -> None:
-        dense = values.contiguous()
-        self._model.set(slot, layer, dense.data_ptr(), shape)
+def _fill(model: NativeModel, reader: TensorReader, place: _Place) -> None:
+    """Hand over a tensor, and forget it. Vectors are rounded as matrices are, and then float32."""
+    for piece in reader.pieces(place.name, *place.shape):
+        if len(place.shape) == 1 and piece.dtype == np.uint16:
+            piece = widened(piece.view(np.uint16))
+        dense = np.ascontiguousarray(piece)
+        model.set(place.slot, place.layer, dense.ctypes.data, dense.shape)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource, weight_files
 from kvrelay.shared.errors import ModelError
-from kvrelay.shared.model.gguf_weights import GGUFWeights
-
-_FLOATS = ("F32", "F16", "BF16")
+from kvrelay.shared.model.pieces import Floats, cut_rows, widened
+from kvrelay.shared.model.safetensors_index import ITEM_BYTES, Kind, StoredTensor, read_index
 
 
 class Weights(Protocol):
-    """An open checkpoint. Reading never gives anything but the file's own numbers."""
+    """An open checkpoint. Reading never gives anything but the file's own numbers.
+
+    Different tensors may be read by several threads at once.
+    """
 
     @property
     def where(self) -> str:
@@ -36,8 +37,9 @@ class Weights(Protocol):
         """By name: what each tensor takes in the file."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """A tensor of `shapes`, dequantised if need be, in its stored or in a wider dtype.
+    def pieces(self, name: str) -> Iterator[Floats]:
+        """The rows of a tensor of `shapes`, in order: arrays [some rows, columns]. A vector is one
+        row. A piece is valid until the next one is asked for.
 
         Raises `ModelError` when its bytes are not there or not understood.
         """
@@ -46,47 +48,40 @@ class Weights(Protocol):
 
 def open_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """Raises `ModelError` naming the file that is missing, cut off or of an unknown form."""
-    if source.kind == "gguf":
-        return GGUFWeights(source.path, config)
-    return SafetensorsWeights(source.path)
+    if source.kind != "gguf":
+        return SafetensorsWeights(source.path)
+    # The gguf library is loaded only for its files.
+    from kvrelay.shared.model.gguf_weights import GGUFWeights
+
+    return GGUFWeights(source.path, config)
 
 
 class SafetensorsWeights:
-    """The safetensors files of a folder, mapped into memory and read tensor by tensor."""
+    """The safetensors files of a folder, mapped into memory and read piece by piece."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.stored_bytes: dict[str, int] = {}
-        self._file_of: dict[str, Path] = {}
+        self._tensors: dict[str, StoredTensor] = {}
         for file in weight_files(folder):
-            self._index(file)
+            for tensor in read_index(file):
+                if tensor.name in self._tensors:
+                    raise ModelError(f"{file}: {tensor.name} is in another file of the model too")
+                self._tensors[tensor.name] = tensor
+        self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        self.stored_bytes = {name: tensor.data.nbytes for name, tensor in self._tensors.items()}
 
-    def _index(self, file: Path) -> None:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 (a handle, not a dict)
-                    piece = shard.get_slice(name)
-                    if piece.get_dtype() not in _FLOATS:
-                        raise ModelError(
-                            f"{file}: {name} has the type {piece.get_dtype()}, which is not "
-                            f"supported ({', '.join(_FLOATS)} are)"
-                        )
-                    if name in self.shapes:
-                        raise ModelError(f"{file}: {name} is in another file of the model too")
-                    shape = tuple(piece.get_shape())
-                    self.shapes[name] = shape
-                    width = 4 if piece.get_dtype() == "F32" else 2
-                    self.stored_bytes[name] = width * torch.Size(shape).numel()
-                    self._file_of[name] = file
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file} is cut off or no safetensors file: {error}") from error
+    def pieces(self, name: str) -> Iterator[Floats]:
+        tensor = self._tensors[name]
+        rows = tensor.data.reshape(-1, tensor.shape[-1] * ITEM_BYTES[tensor.kind])
+        for some in cut_rows(tensor.shape):
+            yield _floats(rows[some], tensor.kind)
+            tensor.file.leave(rows[some])
 
-    def read(self, name: str) -> Tensor:
-        file = self._file_of[name]
-        try:
-            with safe_open(file, framework="pt") as shard:
-                tensor: Tensor = shard.get_tensor(name)
-                return tensor
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{file}: cannot read {name}: {error}") from error
+
+def _floats(rows: NDArray[np.uint8], kind: Kind) -> Floats:
+    """[R, bytes] -> [R, columns]"""
+    if kind == "BF16":
+        return widened(rows.view(np.uint16))
+    if kind == "F16":
+        return rows.view(np.float16).astype(np.float32)
+    return rows.view(np.float32)

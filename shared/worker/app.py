@@ -33,6 +33,7 @@ from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.open import open_transport
 from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.types import Incarnation
+from kvrelay.shared.worker.affinity import apply_affinity, parse_cpus
 from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
 from kvrelay.shared.worker.servicer import WorkerServicer
@@ -46,6 +47,7 @@ NOTHING_YET = WorkerGauges(0, 0, 0, 0, 0, 0, 0)
 
 def run(config: WorkerConfig) -> int:
     """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
+    apply_affinity(parse_cpus(config.cpu_affinity))  # before there is any other thread
     os.environ.update(compute_environment(config.compute_threads, os.environ))
     gc.disable()  # until it serves: libraries and model stay, looking through them is lost time
     return asyncio.run(Worker(config).serve())

@@ -8,17 +8,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from kvrelay.kernels.native.binding import VERSION, Library, NativeError, Variant
-from kvrelay.kernels.numerics import numerics_id as reference_numerics_id
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.native_runner import load_native_runner
-from kvrelay.shared.engine.plan import Runner
-from kvrelay.shared.engine.runner import RunnerSettings, load_runner
+from kvrelay.shared.engine.plan import Runner, RunnerSettings
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.kv.layout import DType
 from kvrelay.shared.model.native import NativeKernels
 from kvrelay.shared.worker.capacity import Capacity
 
@@ -58,13 +55,15 @@ def load_compute(
     progress = Bar() if sys.stderr.isatty() else None
     runner: Runner
     if native is None:
+        from kvrelay.shared.engine.runner import load_runner  # torch, which takes seconds
+
         runner = load_runner(source, model, cache, runs, progress)
     else:
         try:
             runner = load_native_runner(source, model, cache, native, runs, progress)
         except NativeError as error:
             raise ConfigError(f"model: {error}") from error
-    numerics = numerics_id(native, cache.tensor.dtype)
+    numerics = numerics_id(native, capacity.layout.dtype)
     log.info("weights loaded in %.1f s; computing with %s", time.monotonic() - begun_s, numerics)
     return Compute(runner, cache.view, numerics)
 
@@ -95,11 +94,14 @@ def choose_kernels(kernels: str, threads: int) -> NativeKernels | None:
     return NativeKernels(library, variant, threads)
 
 
-def numerics_id(native: NativeKernels | None, dtype: torch.dtype) -> str:
+def numerics_id(native: NativeKernels | None, dtype: DType) -> str:
     """The code path taken here, and the version of it."""
     if native is not None:
         return f"native-{native.variant.name.lower()}-v{VERSION}"
-    return reference_numerics_id(dtype)
+    from kvrelay.kernels.numerics import numerics_id as reference_numerics_id
+    from kvrelay.shared.model.load import TORCH_DTYPES
+
+    return reference_numerics_id(TORCH_DTYPES[dtype])
 
 
 class Bar:
@@ -113,7 +115,7 @@ class Bar:
         self._begun_s = time.monotonic()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        if time.monotonic() - self._begun_s > 1.0 and not self._bar.live.is_started:
+        if time.monotonic() - self._begun_s > 2.0 and not self._bar.live.is_started:
             self._bar.start()
         self._bar.update(self._task, completed=done_bytes, total=total_bytes)
         if done_bytes >= total_bytes:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from kvrelay.shared.config import ClusterName, LogLevel, Named, Port, RedisUrl, Settings
 from kvrelay.shared.types import Role
+from kvrelay.shared.worker.affinity import parse_cpus
 
 Kernels = Literal[
     "auto", "native-amx", "native-avx512bf16", "native-avx2", "native-portable", "reference"
 ]
 WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
+
+
+def _cpus(text: str) -> str:
+    parse_cpus(text)
+    return text
 
 
 class WorkerConfig(Settings):
@@ -41,6 +47,8 @@ class WorkerConfig(Settings):
     """Memory for KV blocks in bytes; 512MiB and 2GiB are understood."""
     threads: Annotated[int | None, Field(ge=1, le=4096)] = None
     """Compute threads; unset means every core that the process may use."""
+    cpu_affinity: Annotated[str, AfterValidator(_cpus)] = ""
+    """CPUs that the worker's threads run on, like 0-1,4; empty means all that it may use."""
     kernels: Kernels = "auto"
     """What computes: auto takes the fastest native variant that is built and that this processor
     can run, else the torch reference; a variant taken by name is an error where it cannot run."""

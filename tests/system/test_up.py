@@ -98,6 +98,16 @@ def test_the_router_is_small_and_holds_no_torch(up: Up) -> None:
     assert not [m.path for m in router.memory_maps() if "torch" in m.path]
 
 
+def test_workers_hold_their_weights_once(up: Up) -> None:
+    """134.5 M numbers in bfloat16, as computed with. Little of the pool has been touched by now."""
+    limit_bytes = 269_030_016 + 400_000_000
+    for name in ("prefill-0", "decode-0"):
+        status = Path(f"/proc/{up.pids()[name]}/status").read_text()
+        [peak_kib] = re.findall(r"VmHWM:\s+(\d+) kB", status)
+        print(f"{name}: peak {int(peak_kib) / 1024:.0f} MiB")
+        assert int(peak_kib) * 1024 < limit_bytes
+
+
 def test_after_ctrl_c_nothing_is_left(up: Up) -> None:
     assert up.end(signal.SIGINT) == 0
     assert up.left() == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.tinymodel import write_tiny_model
 from typer.testing import CliRunner
 
 from kvrelay import __version__
@@ -26,9 +27,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("KVRELAY_CONFIG", "KVRELAY_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KVRELAY_CACHE_DIR", str(tmp_path / "cache"))
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(b"GGUF")
-    return str(path)
+    return str(write_tiny_model(tmp_path / "tiny"))
 
 
 @pytest.fixture
