@@ -1,8 +1,8 @@
 """The native library under sanitizers: `python tests/sanitize.py [STEPS]`, 10,000 unless said.
 
 Each sanitizer has its own build and process, which has its runtime loaded before Python's own.
-Random mixes of prompts, chunks and decoding rows, all variants that this processor can run, both
-dtypes, three threads. A finding ends the process with an error.
+Random mixes of prompts, chunks and decoding rows, draws of all kinds, all variants that this
+processor can run, both dtypes, three threads. A finding ends the process with an error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from kvrelay.kernels.native.binding import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
 from kvrelay.kernels.native.build import build, compiler
+from kvrelay.kernels.native.step import Draw, DrawStatus
 
 SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
@@ -80,6 +81,23 @@ def random_batch(draw: np.random.Generator) -> Batch:
     return Batch(*(np.ascontiguousarray(array, np.int32) for array in arrays))
 
 
+def random_draws(draw: np.random.Generator, count: int) -> list[Draw]:
+    return [
+        Draw(
+            temperature=float(draw.choice([0, 0.01, 0.8, 3])),
+            top_p=float(draw.choice([1, 0.95, 0.5, 0])),
+            min_p=float(draw.choice([0, 0, 0.3])),
+            seed=int(draw.integers(2**63)),
+            choice=0,
+            output_index=int(draw.integers(1000)),
+            top_k=int(draw.choice([0, 1, 2, 20, 101])),
+            limit=int(draw.integers(90, 102)),
+            banned=draw.integers(0, 110, int(draw.integers(0, 4))).tolist(),
+        )
+        for _ in range(count)
+    ]
+
+
 def run_steps(file: Path, steps: int) -> None:
     library = Library(file)
     draw = np.random.default_rng(1)
@@ -88,8 +106,12 @@ def run_steps(file: Path, steps: int) -> None:
             model = random_model(library, variant, dtype)
             pool = np.zeros((BLOCKS, 2, 2, 2, BLOCK_SIZE, 24), np.uint16 if dtype else np.float32)
             for _ in range(steps // (2 * len(library.variants))):
-                logits = model.step(random_batch(draw), Pool(pool.ctypes.data, BLOCKS))
-                assert np.isfinite(logits).all()
+                batch = random_batch(draw)
+                draws = random_draws(draw, len(batch.wanted))
+                logprobs = bool(draw.integers(2))
+                place = Pool(pool.ctypes.data, BLOCKS)
+                drawn = model.step_and_draw(batch, place, draws, logprobs=logprobs)
+                assert drawn.statuses == [DrawStatus.DRAWN] * len(draws)
             model.close()
 
 

@@ -15,14 +15,16 @@
 namespace {
 
 using kvr::KEY_TILE;
+using kvr::QUERY_ROWS;
 
 // One member's memory; the layout for T = float has room for bf16 too.
 template <class T> struct Workspace {
-    float *scores;   // [rows, KEY_TILE]
-    T *weights;      // [rows, KEY_TILE]
+    float *scores;   // [QUERY_ROWS, KEY_TILE]
+    T *weights;      // [QUERY_ROWS, KEY_TILE]
+    float *part;     // [QUERY_ROWS, 32]
     float *mix;      // [rows, D]
-    float *part;     // [rows, 32]
-    float *top, *total, *shrink;  // [rows]
+    float *total;    // [rows, W]
+    float *top, *shrink;  // [rows]
     T *keys;         // [KEY_TILE / 16] panels of depth D
     T *values;       // [D / 16] panels of depth KEY_TILE
     const T **places;  // [KEY_TILE] see `find`
@@ -33,12 +35,12 @@ template <class T> struct Workspace {
             field = reinterpret_cast<decltype(+field)>(at);
             at += (count * sizeof *field + 63) / 64 * 64;
         };
-        carve(scores, size_t(rows) * KEY_TILE);
-        carve(weights, size_t(rows) * KEY_TILE);
+        carve(scores, size_t(QUERY_ROWS) * KEY_TILE);
+        carve(weights, size_t(QUERY_ROWS) * KEY_TILE);
+        carve(part, size_t(QUERY_ROWS) * TILE);
         carve(mix, size_t(rows) * dim);
-        carve(part, size_t(rows) * TILE);
+        carve(total, size_t(rows) * W);
         carve(top, rows);
-        carve(total, rows);
         carve(shrink, rows);
         carve(keys, size_t(KEY_TILE) * dim);
         carve(values, size_t(KEY_TILE) * dim);
@@ -56,10 +58,29 @@ template <class T> struct Attention {
     const kvr::Job &job;
     const int layer, head, row, dim, wide;  // wide: dim, padded
     const Workspace<T> &work;
+    const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
 
+    // Asks for the keys and values at once, as blocks lie anywhere: packing then seldom waits.
+    // Always inline: a call of a function that only asks is dropped by the compiler.
+    inline __attribute__((always_inline)) void fetch(int low, int high) const {
+        const int32_t *table = job.a.tables + job.a.table_offsets[row];
+        const int size = job.c.block_size;
+        for (int position = low; position < high;) {
+            const int place = position % size, left = high - position;
+            const int count = left < size - place ? left : size - place;
+            const T *from =
+                pool_row<T>(job, layer, 0, int64_t(table[position / size]) * size + place, head);
+            for (const char *line = reinterpret_cast<const char *>(from);
+                 line < reinterpret_cast<const char *>(from + count * dim); line += 64) {
+                __builtin_prefetch(line);
+                __builtin_prefetch(line + to_values * sizeof(T));
+            }
+            position += count;
+        }
+    }
+
     // Where the tile's keys are; null where there is none. Values lie at one distance from them.
-    // All of it is asked for at once, as blocks lie anywhere: packing then seldom waits for memory.
     void find(const Keys &keys) const {
         const int32_t *table = job.a.tables + job.a.table_offsets[row];
         const int size = job.c.block_size;
@@ -70,11 +91,6 @@ template <class T> struct Attention {
             const int count = left < size - place ? left : size - place;
             const T *from =
                 pool_row<T>(job, layer, 0, int64_t(table[position / size]) * size + place, head);
-            for (const char *line = reinterpret_cast<const char *>(from);
-                 line < reinterpret_cast<const char *>(from + count * dim); line += 64) {
-                __builtin_prefetch(line);
-                __builtin_prefetch(line + to_values * sizeof(T));
-            }
             for (int at = 0; at < count; ++at, from += dim)
                 work.places[position++ - keys.start] = from;
         }
@@ -126,49 +142,74 @@ template <class T> struct Attention {
         }
     }
 
-    // Scores of row r become weights; the sums so far are to shrink to the new top.
-    void soften(int r, int position, const Keys &keys, float scale) const {
+    // Whether a query at `position` sees all places of the tile, and the tile is full.
+    bool sees_all(int position, const Keys &keys) const {
+        const int window = job.c.window;
+        return keys.used == KEY_TILE && keys.low == keys.start &&
+               position >= keys.start + KEY_TILE - 1 &&
+               (!window || position - window < keys.start);
+    }
+
+    // Scores of a row become weights; the row's sums so far are to shrink to the new top.
+    void soften(int r, int position, const float *scores, T *weights, const Keys &keys) const {
         const int window = job.c.window;
         const int sees = window ? position - window + 1 : 0;
+        if (sees_all(position, keys)) {
+            vf score[KEY_TILE / W];
+#pragma GCC unroll 8
+            for (int v = 0; v < KEY_TILE / W; ++v) score[v] = load(scores + v * W);
+            weigh<KEY_TILE / W>(r, score, KEY_TILE / W, weights);
+            return;
+        }
         const int low = sees > keys.start ? sees : keys.start;
-        float *scores = work.scores + r * KEY_TILE;
         if (low >= keys.start + keys.used || position < keys.start) {
             work.shrink[r] = -1.0f;  // sees nothing of this tile
             return;
         }
         vi lane;
         for (int at = 0; at < W; ++at) lane[at] = at;
-        const vi first = lane + keys.start;
-        const vf hidden = splat(-__builtin_inff());
-        vf most = hidden;
-        for (int at = 0; at < keys.used; at += W) {
-            const vi key = first + at;
-            vf score = load(scores + at) * scale;
-            score = (key >= low) & (key <= position) ? score : hidden;
-            store(scores + at, score);
-            most = score > most ? score : most;
+        vf score[KEY_TILE / W];
+        for (int v = 0; v < keys.used / W; ++v) {
+            const vi key = lane + (keys.start + v * W);
+            score[v] = (key >= low) & (key <= position) ? load(scores + v * W)
+                                                        : splat(-__builtin_inff());
         }
-        const float tile_top = largest_lane(most);
-        const float top = work.top[r] > tile_top ? work.top[r] : tile_top;
-        work.shrink[r] = exp2(splat(work.top[r] - top))[0];
-        work.top[r] = top;
-        vf sum = {};
-        for (int at = 0; at < keys.used; at += W) {
-            const vf weight = exp2(load(scores + at) - top);
-            store(work.weights + r * KEY_TILE + at, weight);
-            sum += weight;
-        }
-        work.total[r] = work.total[r] * work.shrink[r] + sum_of_lanes(sum);
+        weigh<0>(r, score, keys.used / W, weights);
     }
 
-    void add_values(int rows, int used) const {
+    // One order of sums, whatever is known of the count when it is compiled.
+    template <int KNOWN>
+    inline __attribute__((always_inline)) void weigh(int r, vf *score, int count,
+                                                     T *weights) const {
+        if (KNOWN) count = KNOWN;
+        vf most = score[0];
+#pragma GCC unroll 8
+        for (int v = 1; v < count; ++v) most = score[v] > most ? score[v] : most;
+        const float tile_top = largest_lane(most);
+        const float top = work.top[r] > tile_top ? work.top[r] : tile_top;
+        const vf unit = splat(scale), offset = splat(-top * scale);
+        const vf shrink = softmax_exp2(splat((work.top[r] - top) * scale), T{});
+        work.shrink[r] = shrink[0];
+        work.top[r] = top;
+        vf sum = load(work.total + r * W) * shrink;
+#pragma GCC unroll 8
+        for (int v = 0; v < count; ++v) {
+            const vf weight = softmax_exp2(fma(score[v], unit, offset), T{});
+            store(weights + v * W, weight);
+            sum += weight;
+        }
+        store(work.total + r * W, sum);
+    }
+
+    // For `rows` rows from `first` on.
+    void add_values(int first, int rows, int used) const {
         for (int d = 0; d < wide; d += TILE) {
             const Packed values{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, used};
             tile(work.weights, KEY_TILE, rows, values, work.part, TILE);
             for (int r = 0; r < rows; ++r) {
-                const float shrink = work.shrink[r];
+                const float shrink = work.shrink[first + r];
                 if (shrink < 0.0f) continue;
-                float *mix = work.mix + r * wide + d;
+                float *mix = work.mix + (first + r) * wide + d;
                 for (int at = 0; at < TILE; at += W)
                     store(mix + at,
                           fma(load(mix + at), splat(shrink), load(work.part + r * TILE + at)));
@@ -176,6 +217,22 @@ template <class T> struct Attention {
         }
     }
 };
+
+// The first position of the key tile that the item begins with.
+inline int first_key(const kvr::Job &job, const kvr::AttentionItem &item) {
+    const int sees = job.a.starts[item.row] + item.first - job.c.window + 1;
+    return job.c.window && sees > 0 ? sees : 0;
+}
+
+// The item comes next: its first keys are on their way meanwhile.
+template <class T>
+inline __attribute__((always_inline)) void expect(const kvr::Job &job, int layer, const kvr::AttentionItem &item,
+                   const Workspace<T> &work) {
+    const int dim = job.c.head_dim, low = first_key(job, item);
+    const int known = job.a.starts[item.row], end = low / KEY_TILE * KEY_TILE + KEY_TILE;
+    const Attention<T> a{job, layer, item.head, item.row, dim, padded(dim), work};
+    a.fetch(low, known < end ? known : end);
+}
 
 template <class T>
 inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &item, int first_token,
@@ -186,32 +243,39 @@ inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &ite
     const int token = first_token + item.first, end = start + item.count;
     const T *q = static_cast<const T *>(job.s.q) +
                  (int64_t(item.head) * job.a.tokens + token) * group * wide;
-    const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
     const Attention<T> a{job, layer, item.head, item.row, dim, wide, work};
-    for (int r = 0; r < rows; ++r) {
-        work.top[r] = -__builtin_inff();
-        work.total[r] = 0.0f;
-    }
+    for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
+    std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
     std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
     std::memset(work.spare, 0, size_t(17) * wide * sizeof(T));
-    const int seen = c.window && start - c.window + 1 > 0 ? start - c.window + 1 : 0;
+    const int seen = first_key(job, item);
+    const int first_end = seen / KEY_TILE * KEY_TILE + KEY_TILE;
+    a.fetch(seen, end < first_end ? end : first_end);
     for (int at = seen / KEY_TILE * KEY_TILE; at < end; at += KEY_TILE) {
         const int high = end < at + KEY_TILE ? end : at + KEY_TILE;
         const Keys keys{at, seen > at ? seen : at, high, padded(high - at)};
         a.find(keys);
         a.pack_keys(keys);
         a.pack_values(keys);
+        if (high < end) a.fetch(high, end < high + KEY_TILE ? end : high + KEY_TILE);
         const ptrdiff_t panel = ptrdiff_t(wide) * PANEL;
-        for (int key = 0; key < keys.used; key += TILE)
-            tile(q, wide, rows, Packed{work.keys + key / PANEL * panel, panel, wide},
-                 work.scores + key, KEY_TILE);
-        for (int r = 0; r < rows; ++r) a.soften(r, start + r / group, keys, scale);
-        a.add_values(rows, keys.used);
+        for (int first = 0; first < rows; first += QUERY_ROWS) {
+            const int count = rows - first < QUERY_ROWS ? rows - first : QUERY_ROWS;
+            for (int key = 0; key < keys.used; key += TILE)
+                tile(q + first * wide, wide, count,
+                     Packed{work.keys + key / PANEL * panel, panel, wide}, work.scores + key,
+                     KEY_TILE);
+            for (int r = 0; r < count; ++r)
+                a.soften(first + r, start + (first + r) / group, work.scores + r * KEY_TILE,
+                         work.weights + r * KEY_TILE, keys);
+            a.add_values(first, count, keys.used);
+        }
     }
     const ptrdiff_t stride = padded(c.heads * dim);
     for (int r = 0; r < rows; ++r) {
         float *mix = work.mix + r * wide;
-        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) / work.total[r]);
+        const float total = sum_of_lanes(load(work.total + r * W));
+        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) / total);
         const int head = item.head * group + r % group;
         copy_as(static_cast<T *>(job.s.mix) + (token + r / group) * stride + head * dim, mix, dim);
     }

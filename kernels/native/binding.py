@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+
+from kvrelay.kernels.native.step import (
+    Batch,
+    Draw,
+    Drawing,
+    Drawn,
+    Floats,
+    Memory,
+    NativeError,
+    Pool,
+    StepArgs,
+    step_args,
+)
+
+__all__ = ["Batch", "Draw", "Drawn", "Floats", "Library", "NativeError", "NativeModel", "Pool"]
+__all__ += ["Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
-ABI = 1
+ABI = 2
 """`KVR_ABI` of the header."""
-VERSION = 2
+VERSION = 3
 """Raised whenever a result changes in any bit."""
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int32]
 
 
 class Variant(IntEnum):
@@ -78,46 +89,6 @@ class Shape(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """KV memory `[blocks][layers][K|V][kv_heads][block_size][head_dim]` in the model's dtype."""
-
-    address: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The tokens of a step, row by row. Row i computes `counts[i]` tokens from `starts[i]` on."""
-
-    tokens: Ints
-    starts: Ints
-    counts: Ints
-    tables: Ints
-    """The rows' block tables end to end: as many entries of each as its last position needs."""
-    wanted: Ints
-    """Indices into `tokens` of those whose logits are computed."""
-
-
-class _Args(ctypes.Structure):
-    """`kvr_step_args`"""
-
-    _fields_ = (
-        ("pool", ctypes.c_void_p),
-        ("pool_blocks", ctypes.c_int64),
-        ("tokens", ctypes.c_int32),
-        ("rows", ctypes.c_int32),
-        ("token_ids", ctypes.c_void_p),
-        ("starts", ctypes.c_void_p),
-        ("counts", ctypes.c_void_p),
-        ("table_offsets", ctypes.c_void_p),
-        ("tables", ctypes.c_void_p),
-        ("wanted", ctypes.c_int32),
-        ("wanted_at", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p),
-    )
-
-
 _INT, _LONG, _PTR = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 _PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvr_abi": (_INT, ()),
@@ -126,6 +97,8 @@ _PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "kvr_destroy": (None, (_PTR,)),
     "kvr_set": (_INT, (_PTR, _INT, _INT, _PTR, _LONG, _LONG)),
     "kvr_step": (_INT, (_PTR, _PTR)),
+    "kvr_draw_memory": (_LONG, (_PTR,)),
+    "kvr_draw_rows": (_INT, (_PTR, _PTR)),
     "kvr_progress": (ctypes.POINTER(_LONG), (_PTR,)),
     "kvr_linear": (_INT, (_PTR, _INT, _INT, _PTR, _INT, _PTR)),
     "kvr_attention": (_INT, (_PTR, _PTR, _INT, _PTR, _PTR)),
@@ -137,11 +110,8 @@ _COMPLAINTS = {
     3: "a position outside the rope table, or a token that is not in the step",
     4: "a block outside the pool",
     5: "no memory for a step of so many tokens",
+    6: "a draw from ids outside the vocabulary",
 }
-
-
-class NativeError(Exception):
-    """The library could not be used, or refused what it was given."""
 
 
 class Library:
@@ -179,6 +149,9 @@ class NativeModel:
             raise NativeError(f"no memory for the weights, or no {variant.name} here")
         self._progress = self._calls.kvr_progress(self._handle)
         self._rope: Floats | None = None
+        self.draw_memory = Memory(self._calls.kvr_draw_memory(self._handle))
+        """What draws work in. A thread's piece begins with the float64 weights of its last row."""
+        self._logits = Memory(0)
 
     def close(self) -> None:
         """Ends the threads and frees the weights. Idempotent."""
@@ -223,11 +196,36 @@ class NativeModel:
         then.
         """
         logits = np.empty((len(batch.wanted), self.shape.vocab), np.float32)
-        args, kept = self._args(batch, pool)
+        args, kept = step_args(batch, pool, self.shape.block_size)
         args.logits = logits.ctypes.data
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
         del kept
         return logits
+
+    def step_and_draw(
+        self, batch: Batch, pool: Pool, draws: Sequence[Draw], *, logprobs: bool = False
+    ) -> Drawn:
+        """As `step`, and draw each wanted row's token in the same call; the logits stay inside."""
+        size = len(batch.wanted) * self.shape.vocab * 4
+        if self._logits.bytes < size:  # kept: new pages cost more than the draws
+            self._logits = Memory(size)
+        args, kept = step_args(batch, pool, self.shape.block_size)
+        args.logits = self._logits.address
+        drawing = Drawing(draws, logprobs=logprobs)
+        drawing.put(args, self.draw_memory)
+        self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
+        del kept
+        return drawing.result()
+
+    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawn:
+        """The draws of a step alone, from logits [wanted, V]."""
+        assert logits.shape == (len(draws), self.shape.vocab), logits.shape
+        own = np.array(logits, np.float32, order="C")  # banned ids are struck out of them
+        args = StepArgs(wanted=len(own), logits=own.ctypes.data)
+        drawing = Drawing(draws, logprobs=logprobs)
+        drawing.put(args, self.draw_memory)
+        self._check(self._calls.kvr_draw_rows(self._handle, ctypes.byref(args)))
+        return drawing.result()
 
     def linear(self, slot: Slot, layer: int, x: Floats) -> Floats:
         """One matrix of a step alone, x [T, in] -> [T, out]; see `kvr_linear` for the slots."""
@@ -246,7 +244,7 @@ class NativeModel:
         assert qkv.dtype == np.float32 and qkv.flags.c_contiguous, qkv.dtype
         assert qkv.shape == (len(batch.tokens), self.width), qkv.shape
         mix = np.empty((len(qkv), self.shape.heads * self.shape.head_dim), np.float32)
-        args, kept = self._args(batch, pool)
+        args, kept = step_args(batch, pool, self.shape.block_size)
         self._check(
             self._calls.kvr_attention(
                 self._handle, ctypes.byref(args), layer, qkv.ctypes.data, mix.ctypes.data
@@ -264,34 +262,6 @@ class NativeModel:
             Slot.DOWN: (shape.intermediate, shape.hidden),
             Slot.HEAD: (shape.hidden, shape.vocab),
         }[slot]
-
-    def _args(self, batch: Batch, pool: Pool) -> tuple[_Args, Sequence[NDArray[np.generic]]]:
-        """The arguments, and the arrays that must live as long as they do."""
-        ends = batch.starts.astype(np.int64) + batch.counts
-        entries = -(-ends // self.shape.block_size)
-        offsets = np.cumsum(entries) - entries
-        if len(batch.tables) < int(entries.sum()):
-            raise NativeError(
-                f"the block tables have {len(batch.tables)} entries of {int(entries.sum())}"
-            )
-        arrays = (batch.tokens, batch.starts, batch.counts, offsets, batch.tables, batch.wanted)
-        for array in (*arrays[:3], *arrays[4:]):
-            assert array.dtype == np.int32 and array.flags.c_contiguous, array.dtype
-        tokens, starts, counts, first, tables, wanted = (array.ctypes.data for array in arrays)
-        args = _Args(
-            pool=pool.address,
-            pool_blocks=pool.blocks,
-            tokens=len(batch.tokens),
-            rows=len(batch.starts),
-            token_ids=tokens,
-            starts=starts,
-            counts=counts,
-            table_offsets=first,
-            tables=tables,
-            wanted=len(batch.wanted),
-            wanted_at=wanted,
-        )
-        return args, arrays
 
     def _check(self, status: int) -> None:
         if status:

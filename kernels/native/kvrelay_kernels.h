@@ -43,6 +43,15 @@ enum kvr_status : int32_t {
     KVR_BAD_POSITION = 3,  // a position outside the rope table, or before the request's begin
     KVR_BAD_BLOCK = 4,     // a needed entry of a block table outside the pool
     KVR_NO_MEMORY = 5,
+    KVR_BAD_DRAW = 6,  // a limit beyond the vocabulary, banned ids beyond their array, or no memory
+};
+
+// Of one row's draw.
+enum kvr_draw_status : int32_t {
+    KVR_DRAWN = 0,
+    KVR_DRAW_NAN = 1,       // a logit is NaN
+    KVR_DRAW_INFINITE = 2,  // the largest is infinite
+    KVR_DRAW_NOTHING = 3,   // all are banned or -inf
 };
 
 struct kvr_config {
@@ -51,6 +60,22 @@ struct kvr_config {
     int32_t dtype;   // kvr_dtype of weights, of activations between operations and of the pool
     int32_t tied, qkv_bias, qk_norm;
     float rms_eps;
+};
+
+// How one wanted row's token is drawn. Temperature comes first (0: the likeliest id, nothing else
+// counts), then top_k (0: off), top_p (1: off) of the mass that top_k left, and min_p (0: off)
+// relative to the likeliest id. Ids of equal weight rank by id, the lowest first. The noise is
+// Philox4x64-10 with key (seed, choice) and counter (index, 0, 0, 0).
+struct kvr_draw {
+    double temperature, top_p, min_p;
+    uint64_t seed, choice, index;
+    int32_t top_k;
+    int32_t limit;              // ids from here on are not drawn; at most vocab
+    int32_t banned_at, banned;  // which of the step's banned ids are this row's
+};
+
+struct kvr_drawn {
+    int32_t token, status;  // kvr_draw_status; the token is 0 unless drawn
 };
 
 // One step. Row i computes counts[i] tokens at positions starts[i]...; its block table is
@@ -66,12 +91,22 @@ struct kvr_step_args {
     int32_t wanted;             // how many tokens get logits
     const int32_t *wanted_at;   // [wanted] indices into token_ids
     float *logits;              // [wanted, vocab]
+
+    const kvr_draw *draws;  // [wanted]; null: logits only. Banned ids are -inf in logits afterwards
+    const int32_t *banned;
+    int64_t all_banned;  // how many
+    kvr_drawn *drawn;    // [wanted]
+    // [wanted] of the tokens, in the softmax of the bare logits below the limit: no temperature, no
+    // filter, no bans. NaN where a logit is NaN or none is drawn. Null: none, which saves a pass.
+    float *logprobs;
+    void *draw_memory;  // kvr_draw_memory bytes, of any contents
+    int64_t draw_memory_bytes;
 };
 
 struct kvr_model;
 
 // Raised with every change of this header; the binding wants its own.
-constexpr int32_t KVR_ABI = 1;
+constexpr int32_t KVR_ABI = 2;
 KVR_API int32_t kvr_abi();
 
 // 1 if this processor and this build have the variant.
@@ -87,6 +122,9 @@ KVR_API int32_t kvr_set(kvr_model *model, int32_t slot, int32_t layer, const voi
 
 KVR_API int32_t kvr_step(kvr_model *model, const kvr_step_args *args);
 
+// Bytes that a step with draws works in.
+KVR_API int64_t kvr_draw_memory(const kvr_model *model);
+
 // A counter that grows with every layer of a step; may be read at any time by any thread.
 KVR_API const volatile int64_t *kvr_progress(const kvr_model *model);
 
@@ -99,6 +137,8 @@ KVR_API int32_t kvr_linear(kvr_model *model, int32_t slot, int32_t layer, const 
 // rotate, write keys and values into the pool, attend. Token ids and logits are not used.
 KVR_API int32_t kvr_attention(kvr_model *model, const kvr_step_args *args, int32_t layer,
                               const float *qkv, float *mix);
+// The draws of args from the given logits; tokens, tables and the pool are not used.
+KVR_API int32_t kvr_draw_rows(kvr_model *model, const kvr_step_args *args);
 // Nanoseconds that the caller's thread spent in each phase since the model was made:
 // matrix products, attention (with rope and KV write), all else.
 KVR_API void kvr_times(const kvr_model *model, int64_t *three);

@@ -92,6 +92,20 @@ Ends ends_of(const Model &m, int32_t slot) {
     }
 }
 
+int64_t draw_bytes_of(const Model &m) { return m.crew.members * draw_bytes(m.c.vocab); }
+
+int32_t check_draws(const Model &m, const kvr_step_args &a) {
+    if (!a.draws) return KVR_OK;
+    if (a.draw_memory_bytes < draw_bytes_of(m)) return KVR_BAD_DRAW;
+    for (int row = 0; row < a.wanted; ++row) {
+        const kvr_draw &d = a.draws[row];
+        if (d.limit < 0 || d.limit > m.c.vocab || d.banned_at < 0 || d.banned < 0 ||
+            int64_t(d.banned_at) + d.banned > a.all_banned)
+            return KVR_BAD_DRAW;
+    }
+    return KVR_OK;
+}
+
 void run_piece(Model &model, Job &job, Piece piece, int32_t layer) {
     job.piece = piece;
     job.layer = layer;
@@ -121,9 +135,20 @@ int32_t kvr_set(kvr_model *model, int32_t slot, int32_t layer, const void *value
 }
 
 int32_t kvr_step(kvr_model *model, const kvr_step_args *args) {
+    if (const int32_t status = check_draws(*model, *args)) return status;
     if (const int32_t status = model->plan(*args)) return status;
     Job job = model->job(*args);
     model->crew.run(model->run, &job);
+    return KVR_OK;
+}
+
+int64_t kvr_draw_memory(const kvr_model *model) { return draw_bytes_of(*model); }
+
+int32_t kvr_draw_rows(kvr_model *model, const kvr_step_args *args) {
+    if (!args->draws) return KVR_BAD_DRAW;
+    if (const int32_t status = check_draws(*model, *args)) return status;
+    Job job = model->job(*args);
+    run_piece(*model, job, Piece::DRAW, 0);
     return KVR_OK;
 }
 

@@ -21,9 +21,18 @@ constexpr int SPARE_ROWS = 32;  // that products by AMX may read past the last
 // Up to so many rows are normed by every member for itself: cheaper than to wait for the others.
 constexpr int FEW_ROWS = 32;
 constexpr int MOST_HEAD_DIM = 512;
-constexpr int MOST_QUERIES = 96;  // rows (positions x heads of a group) of one attention item
+constexpr int MOST_QUERIES = 192;  // rows (positions x heads of a group) of one attention item
+constexpr int QUERY_ROWS = 32;     // of them, whose scores are computed at once
+
+constexpr int DRAW_CHUNK = 64;  // ids whose weights are summed together when a token is drawn
 
 static constexpr int padded(int width) { return (width + PAD - 1) / PAD * PAD; }
+
+// What one member needs to draw: by id a weight and a candidate's id, by chunk two numbers.
+static constexpr int64_t draw_bytes(int vocab) {
+    const int64_t chunks = (int64_t(vocab) + DRAW_CHUNK - 1) / DRAW_CHUNK;
+    return (chunks * (DRAW_CHUNK * (8 + 4) + 2 * 8) + 63) / 64 * 64;
+}
 
 struct Matrix {
     void *data;
@@ -57,7 +66,7 @@ struct Scratch {
     size_t attention_bytes;
 };
 
-enum class Piece { STEP, PRODUCT, ATTENTION };
+enum class Piece { STEP, PRODUCT, ATTENTION, DRAW };
 
 struct Job {
     kvr_config c;

@@ -23,7 +23,11 @@ struct Product {
     ptrdiff_t ldo;
 };
 
-constexpr int ROW_BLOCK = 192;  // rows of one work item: their inputs stay in the second cache
+constexpr int AHEAD = 2;  // column tiles whose weights are asked for while one is computed
+constexpr int ROW_BLOCK = 128;  // rows of one work item: their inputs stay in the second cache
+// By AMX, sums of many rows are put away after so much of K: that much of a column tile stays in the
+// first cache, also where two threads share one.
+constexpr int DEPTH_BLOCK = 192;
 
 inline vf silu(vf x) {
     const float minus_log2_e = -1.44269504f;
@@ -51,15 +55,32 @@ template <class T> inline void finish(const Product &p, const float *sums, int r
     }
 }
 
-template <class T> inline void product_item(const Product &p, int column, int first, int rows) {
-    alignas(64) float sums[ROW_STEP * TILE];
+template <class T>
+inline void product_item(const Product &p, int column, int first, int rows, int next) {
+    alignas(64) float sums[(ROW_BLOCK + ROW_STEP) * TILE];
     const T *a = static_cast<const T *>(p.a);
     const ptrdiff_t panel = ptrdiff_t(p.w.depth) * PANEL;
-    const Packed w{static_cast<const T *>(p.w.data) + column / PANEL * panel, panel, p.w.depth};
-    for (int row = first; row < first + rows; row += ROW_STEP) {
-        const int count = first + rows - row < ROW_STEP ? first + rows - row : ROW_STEP;
-        tile(a + row * p.lda, p.lda, count, w, sums, TILE);
-        for (int r = 0; r < count; ++r) finish<T>(p, sums + r * TILE, row + r, column);
+    const T *weights = static_cast<const T *>(p.w.data) + column / PANEL * panel;
+    const int steps = (rows + ROW_STEP - 1) / ROW_STEP;
+    Ahead ahead;
+    if (next >= 0) {
+        ahead.at = static_cast<const char *>(p.w.data) + next / PANEL * panel * sizeof(T);
+        ahead.lines = (32 + steps - 1) / steps;
+    }
+    const bool in_blocks = ROW_STEP == 32 && sizeof(T) == 2 && rows > ROW_STEP;
+    const int block = in_blocks ? DEPTH_BLOCK : p.w.depth;
+    for (int k = 0; k < p.w.depth; k += block) {
+        const int depth = p.w.depth - k < block ? p.w.depth - k : block;
+        const Packed w{weights + ptrdiff_t(k) * PANEL, panel, depth};
+        for (int row = 0; row < rows; row += ROW_STEP) {
+            const int count = rows - row < ROW_STEP ? rows - row : ROW_STEP;
+            tile(a + (first + row) * p.lda + k, p.lda, count, w, sums + row * TILE, TILE, ahead,
+                 k > 0);
+            ahead.at += ahead.lines * (depth / 32) * 64;
+            if (k + depth == p.w.depth)
+                for (int r = row; r < row + count; ++r)
+                    finish<T>(p, sums + r * TILE, first + r, column);
+        }
     }
 }
 
@@ -69,7 +90,9 @@ template <class T> inline void product(kvr::Crew &crew, const Product &p) {
     for (int item; (item = crew.take()) < tiles * blocks;) {
         const int first = item % blocks * ROW_BLOCK;
         const int left = p.rows - first;
-        product_item<T>(p, item / blocks * TILE, first, left < ROW_BLOCK ? left : ROW_BLOCK);
+        const int tile = item / blocks;
+        const int next = first == 0 && tile + AHEAD < tiles ? tile + AHEAD : -1;
+        product_item<T>(p, tile * TILE, first, left < ROW_BLOCK ? left : ROW_BLOCK, next * TILE);
     }
     crew.meet();
 }

@@ -76,21 +76,24 @@ inline void put(bf16 *to, float v) {
     *to = all[0];
 }
 
-// The lanes of every use are added in one order: halves onto halves.
-inline float sum_of_lanes(vf v) {
-    float lane[W];
-    store(lane, v);
-    for (int width = W / 2; width > 0; width /= 2)
-        for (int at = 0; at < width; ++at) lane[at] += lane[at + width];
-    return lane[0];
+// Lane `at` of the result is lane `at ^ width`.
+template <int width> inline vf swap_lanes(vf v) {
+    vi from;
+    for (int at = 0; at < W; ++at) from[at] = at ^ width;
+    return __builtin_shuffle(v, from);
 }
-inline float largest_lane(vf v) {
-    float lane[W];
-    store(lane, v);
-    for (int width = W / 2; width > 0; width /= 2)
-        for (int at = 0; at < width; ++at)
-            lane[at] = lane[at + width] > lane[at] ? lane[at + width] : lane[at];
-    return lane[0];
+
+// The lanes of every use are added in one order: halves onto halves.
+template <int width = W / 2> inline float sum_of_lanes(vf v) {
+    v += swap_lanes<width>(v);
+    if constexpr (width > 1) return sum_of_lanes<width / 2>(v);
+    return v[0];
+}
+template <int width = W / 2> inline float largest_lane(vf v) {
+    const vf other = swap_lanes<width>(v);
+    v = other > v ? other : v;
+    if constexpr (width > 1) return largest_lane<width / 2>(v);
+    return v[0];
 }
 
 // 2^x within 2e-7 relative, for x <= 127; 0 below -126; NaN stays NaN.
@@ -111,6 +114,26 @@ inline vf exp2(vf x) {
     vf scale = (vf)(((vi)shifted << 23) + (127 << 23));
     return x < -126.0f ? splat(0.0f) : power * scale;
 }
+
+// 2^x for x <= 0 within 4e-6 relative, for what is rounded to bfloat16; 0 far below; NaN stays NaN.
+inline vf rough_exp2(vf x) {
+#if defined(__AVX512F__)
+    // What underflows is masked away: to scale it would cost a trap of the processor's own.
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    const __m512 whole = _mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+    const vf f = (vf)_mm512_sub_ps((__m512)x, whole);
+    vf power = splat(9.6181291e-3f);
+    power = fma(power, f, splat(5.5504109e-2f));
+    power = fma(power, f, splat(2.4022651e-1f));
+    power = fma(power, f, splat(6.9314718e-1f));
+    power = fma(power, f, splat(1.0f));
+    return (vf)_mm512_maskz_scalef_ps(counts, (__m512)power, whole);
+#else
+    return exp2(x);
+#endif
+}
+inline vf softmax_exp2(vf x, float) { return exp2(x); }
+inline vf softmax_exp2(vf x, bf16) { return rough_exp2(x); }
 
 // Transposes W rows of W words. Each round interleaves the first half of the rows with the second.
 inline void transpose(vu (&rows)[W]) {

@@ -79,7 +79,10 @@ int32_t Model::plan(const kvr_step_args &a) {
     }
     items.clear();
     row_tokens.clear();
-    const int tile = MOST_QUERIES / group() > 0 ? MOST_QUERIES / group() : 1;
+    // Keys are packed once for an item, but every member wants some; no result depends on it.
+    int tile = MOST_QUERIES / group();
+    while (tile > 16 && int64_t(a.tokens) * c.kv_heads < int64_t(tile) * 4 * crew.members) tile /= 2;
+    if (tile < 1) tile = 1;
     int token = 0;
     for (int row = 0; row < a.rows; ++row) {
         row_tokens.push_back(token);

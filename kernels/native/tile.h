@@ -21,6 +21,15 @@ struct Packed {
     int depth;        // K, a multiple of 32
 };
 
+// Memory that is needed soon, asked for a few lines at a time.
+struct Ahead {
+    const char *at = nullptr;
+    int lines = 0;  // per step over K
+    inline __attribute__((always_inline)) void fetch() {
+        for (int line = 0; line < lines; ++line, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 inline vf dot(vf sum, const float *a, vu word) { return fma(splat(*a), (vf)word, sum); }
 
 inline vf dot(vf sum, const bf16 *a, vu word) {
@@ -91,24 +100,36 @@ struct TileShapes {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 inline void begin_tiles() {
-    TileShapes shapes;
+    static const TileShapes shapes;  // static: the compiler believes that only 8 bytes are read
     _tile_loadconfig(&shapes);
 }
 inline void end_tiles() { _tile_release(); }
 
 // 16 or 32 rows by 32 columns. Rows past the last are computed of whatever is there: both `a` and
 // `out` have room up to a multiple of 32 rows.
-inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+// With `more`, sums go on from what is in `out`; only this product of bfloat16 by AMX can do that.
+inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
+                 Ahead ahead = {}, bool more = false) {
     const bf16 *left = static_cast<const bf16 *>(w.data), *right = left + w.panel;
     for (; rows > 0; rows -= 32, a += 32 * lda, out += 32 * ldo) {
         const bool both = rows > 16;
-        _tile_zero(0);
-        _tile_zero(1);
-        if (both) {
-            _tile_zero(2);
-            _tile_zero(3);
+        if (more) {
+            _tile_loadd(0, out, ldo * 4);
+            _tile_loadd(1, out + 16, ldo * 4);
+            if (both) {
+                _tile_loadd(2, out + 16 * ldo, ldo * 4);
+                _tile_loadd(3, out + 16 * ldo + 16, ldo * 4);
+            }
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            if (both) {
+                _tile_zero(2);
+                _tile_zero(3);
+            }
         }
         for (int k = 0; k < w.depth; k += 32) {
+            ahead.fetch();
             _tile_loadd(4, left + k * PANEL, 64);
             _tile_loadd(5, right + k * PANEL, 64);
             _tile_loadd(6, a + k, lda * 2);
@@ -128,7 +149,8 @@ inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, p
         }
     }
 }
-inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
+                 Ahead = {}, bool = false) {
     vector_tile(a, lda, rows, w, out, ldo);
 }
 
@@ -139,7 +161,8 @@ constexpr int ROW_STEP = ROWS;
 inline void begin_tiles() {}
 inline void end_tiles() {}
 template <class T>
-inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
+                 Ahead = {}, bool = false) {
     vector_tile(a, lda, rows, w, out, ldo);
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "product.h"
+#include "sampling.h"
 
 #include <time.h>
 
@@ -93,6 +94,8 @@ template <class T> struct Step {
         const int most = padded(group > kvr::MOST_QUERIES ? group : kvr::MOST_QUERIES);
         const Workspace<T> work(job.s.attention + member * job.s.attention_bytes, most, wide);
         each(job.item_count, [&](int number) {
+            const int later = number + crew.members;  // likely this member's next
+            if (later < job.item_count) expect<T>(job, layer, job.items[later], work);
             const kvr::AttentionItem &item = job.items[number];
             const int first = job.row_tokens[item.row];
             for (int t = 0; job.one_item_each && t < item.count; ++t)
@@ -131,6 +134,13 @@ template <class T> struct Step {
         watch.spent(REST);
         for (int number = 0; number < c.layers; ++number) layer(number);
         if (job.a.wanted) head();
+        if (job.a.wanted && job.a.draws) draw();
+    }
+
+    void draw() {
+        void *work = static_cast<char *>(job.a.draw_memory) + member * kvr::draw_bytes(c.vocab);
+        each(job.a.wanted, [&](int row) { draw_row(job, row, work); });
+        watch.spent(REST);
     }
 
     // One matrix alone, between the places where a step has its input and its output.
@@ -159,6 +169,8 @@ template <class T> void run(Job &job, int member) {
         step.all();
     else if (job.piece == kvr::Piece::PRODUCT)
         step.one_product();
+    else if (job.piece == kvr::Piece::DRAW)
+        step.draw();
     else
         step.attention(job.layer);
     end_tiles();

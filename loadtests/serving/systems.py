@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from kvrelay.services.bench.peer_models import peer_model
 from kvrelay.services.bench.systems import peer_environment, peer_python
 from kvrelay.services.valkey import free_port
 from kvrelay.shared.checkpoint.source import ModelSource
+from kvrelay.shared.lifeline import wrapped
 
 MODEL = "model"
 """The name under which every system serves."""
@@ -109,7 +109,7 @@ class System:
 
     def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self.spec.command,
+            wrapped(list(self.spec.command)),
             env=os.environ | self.spec.env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -155,7 +155,7 @@ class System:
             return
         family = self._family()
         if self.alive():
-            self._process.send_signal(signal.SIGINT)
+            self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_S)
         _, left = psutil.wait_procs(family, timeout=1.0)

@@ -1,11 +1,19 @@
-"""From a step's logits to its tokens: the same for every runner."""
+"""From a step's logits to its tokens: by the reference sampler, or drawn inside the native step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvrelay.kernels.native.step import Draw as NativeDraw
+from kvrelay.kernels.native.step import Drawn, DrawStatus
 from kvrelay.shared.engine.plan import PlannedRow
 from kvrelay.shared.sampling.sampler import BadLogits, Draw, Logits, sample
+
+_LARGEST = {
+    int(DrawStatus.NAN): "nan",
+    int(DrawStatus.INFINITE): "inf",
+    int(DrawStatus.NOTHING): "-inf",
+}
 
 
 def draw_tokens(
@@ -20,4 +28,36 @@ def draw_tokens(
             sampled[row.key] = sample(logits, row.sampling, draw)
         except BadLogits as error:
             failed[row.key] = str(error)
+    return sampled, failed
+
+
+def native_draw(row: PlannedRow, vocab_limit: int) -> NativeDraw:
+    """What the library is told to draw for this row."""
+    how = row.sampling
+    return NativeDraw(
+        how.temperature,
+        how.top_p,
+        how.min_p,
+        how.seed,
+        row.choice,
+        row.index,
+        how.top_k,
+        vocab_limit,
+        row.banned,
+    )
+
+
+def drawn_tokens(
+    rows: Iterable[PlannedRow], drawn: Drawn, vocab_limit: int
+) -> tuple[dict[str, int], dict[str, str]]:
+    """What the library drew for these rows, as `draw_tokens` gives it, in the same words."""
+    sampled: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    for row, token, status in zip(rows, drawn.tokens, drawn.statuses, strict=True):
+        if largest := _LARGEST.get(status):
+            failed[row.key] = (
+                f"the largest of {vocab_limit} logits is {largest}, which gives no token"
+            )
+        else:
+            sampled[row.key] = token
     return sampled, failed

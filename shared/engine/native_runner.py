@@ -1,21 +1,20 @@
 """Executes plans with the native library: one call computes a whole step, without the GIL.
 
-A row's logits and stored keys and values depend on the row alone, bit for bit, for one variant of
-the library; the runner hands over places and samples as the reference runner does.
+A row's token and stored keys and values depend on the row alone, bit for bit, for one variant of
+the library. It draws by the law of the reference sampler; the runner only hands over places and how
+to draw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from kvrelay.kernels.native.binding import Batch, Floats, NativeModel, Pool
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
-from kvrelay.shared.engine.draws import draw_tokens
+from kvrelay.shared.engine.draws import drawn_tokens, native_draw
 from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
 from kvrelay.shared.model.native import NativeKernels, load_native
 from kvrelay.shared.model.reader import Progress
@@ -75,11 +74,17 @@ class NativeRunner:
         return self.model.step(self._batch(plan.rows, range(plan.tokens)), self._pool)
 
     def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
-        ends = np.cumsum([len(row.tokens) for row in rows]) - 1
-        wanted = [(row, int(end)) for row, end in zip(rows, ends, strict=True) if row.sample]
-        logits = self.model.step(self._batch(rows, [end for _, end in wanted]), self._pool)
-        pairs = [(row, logits[at]) for at, (row, _) in enumerate(wanted)]
-        return draw_tokens(pairs, self._vocab_limit)
+        drawing: list[PlannedRow] = []
+        wanted: list[int] = []
+        end = 0
+        for row in rows:
+            end += len(row.tokens)
+            if row.sample:
+                drawing.append(row)
+                wanted.append(end - 1)
+        draws = [native_draw(row, self._vocab_limit) for row in drawing]
+        drawn = self.model.step_and_draw(self._batch(rows, wanted), self._pool, draws)
+        return drawn_tokens(drawing, drawn, self._vocab_limit)
 
     def _batch(self, rows: Sequence[PlannedRow], wanted: Sequence[int]) -> Batch:
         size = self.cache.layout.block_size
@@ -87,9 +92,9 @@ class NativeRunner:
         for row in rows:
             tables += row.blocks[: -(-(row.start + len(row.tokens)) // size)]
         return Batch(
-            tokens=np.array([token for row in rows for token in row.tokens], np.int32),
-            starts=np.array([row.start for row in rows], np.int32),
-            counts=np.array([len(row.tokens) for row in rows], np.int32),
-            tables=np.array(tables, np.int32),
-            wanted=np.array(wanted, np.int32),
+            tokens=[token for row in rows for token in row.tokens],
+            starts=[row.start for row in rows],
+            counts=[len(row.tokens) for row in rows],
+            tables=tables,
+            wanted=wanted,
         )

@@ -52,15 +52,16 @@ def test_products_are_those_of_float64_and_rows_stand_alone(
     variant: Variant, dtype: torch.dtype
 ) -> None:
     bf16 = int(dtype == torch.bfloat16)
-    for sizes in ({}, {"hidden": 96, "intermediate": 176, "head_dim": 16, "tied": 0}):
+    deep = {"hidden": 450, "intermediate": 210, "vocab": 33}  # sums put away on the way
+    for sizes in ({}, {"hidden": 96, "intermediate": 176, "head_dim": 16, "tied": 0}, deep):
         shape = shape_of(dtype=bf16, qkv_bias=1, **sizes)
         model, weights = random_model(LIBRARY, shape, variant)
         widths = {Slot.ATTENTION_OUT: shape.heads * shape.head_dim, Slot.DOWN: shape.intermediate}
         for slot in (Slot.Q, Slot.ATTENTION_OUT, Slot.GATE, Slot.DOWN, Slot.HEAD):
-            x = randn(121, widths.get(slot, shape.hidden), seed=7).to(dtype).float()
+            x = randn(141, widths.get(slot, shape.hidden), seed=7).to(dtype).float()
             got = torch.from_numpy(model.linear(slot, 0, x.numpy()))
             assert_near(got, exact_product(slot, x.double(), dict(weights)), dtype)
-            for first, count in ((0, 1), (5, 2), (12, 13), (30, 33), (91, 30)):
+            for first, count in ((0, 1), (5, 2), (12, 13), (30, 33), (91, 50)):
                 part = x[first : first + count].clone()
                 alone = torch.from_numpy(model.linear(slot, 0, part.numpy()))
                 assert torch.equal(alone, got[first : first + count]), (slot, first, count)

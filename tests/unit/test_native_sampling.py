@@ -1,0 +1,189 @@
+"""Draws inside the native library beside the reference sampler: the same ids in every variant."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.native import int32, open_library, random_model, shape_of
+
+from kvrelay.kernels.native.binding import NativeError, NativeModel, Pool, Variant
+from kvrelay.kernels.native.step import Batch, Draw, DrawStatus, Floats
+from kvrelay.shared.engine.draws import draw_tokens, drawn_tokens, native_draw
+from kvrelay.shared.engine.plan import PlannedRow
+from kvrelay.shared.sampling.sampler import Draw as ReferenceDraw
+from kvrelay.shared.sampling.sampler import sample
+from kvrelay.shared.types import MAX_SEED, SamplingParams
+
+LIBRARY = open_library()
+ROWS = {1: 100, 2: 200, 63: 300, 64: 300, 101: 500, 1001: 700, 4097: 500, 49152: 100}
+"""Cases by width of the vocabulary."""
+
+
+def open_model(vocab: int, variant: Variant, threads: int = 2) -> NativeModel:
+    return NativeModel(LIBRARY, shape_of(vocab=vocab), variant, threads)
+
+
+def random_logits(draw: np.random.Generator, vocab: int) -> Floats:
+    row = draw.standard_normal(vocab) * draw.choice([0.01, 1, 4, 30]) + draw.choice([0, 0, -20, 9])
+    kind = draw.integers(10)
+    if kind < 3:  # ties, many of them at the top; of zeros, some are negative
+        row = np.minimum(np.round(row), 1) * draw.choice([1, -1], vocab)
+    elif kind == 3:
+        row = np.zeros(vocab)
+    if draw.random() < 0.3:
+        row[draw.random(vocab) < draw.choice([0.3, 0.99])] = -np.inf
+    if draw.random() < 0.1:
+        row[draw.integers(vocab)] = draw.choice([np.nan, np.inf, -np.nan])
+    return row.astype(np.float32)
+
+
+def random_row(draw: np.random.Generator, key: str, logits: Floats) -> PlannedRow:
+    vocab = len(logits)
+    banned = [int(draw.choice([0, vocab - 1, vocab, np.argmax(logits), draw.integers(vocab)]))]
+    sampling = SamplingParams(
+        temperature=float(draw.choice([0, 1e-3, 0.1, 0.8, 0.8, 1, 1, 5])),
+        top_p=float(draw.choice([1, 1, 0.95, 0.9, 0.5, 1e-9, 0, 1 - 1e-12])),
+        top_k=int(draw.choice([0, 0, 1, 2, 5, 50, 999, vocab - 1, vocab, 2**31 - 1])),
+        min_p=float(draw.choice([0, 0, 0, 0.05, 0.5, 1])),
+        seed=int(draw.choice([0, MAX_SEED, draw.integers(MAX_SEED)])),
+    )
+    return PlannedRow(
+        key,
+        [],
+        0,
+        [],
+        True,
+        sampling,
+        choice=int(draw.integers(3)),
+        index=int(draw.choice([0, 1, 2**40, draw.integers(10**6)])),
+        banned=tuple(banned * int(draw.choice([0, 0, 1, 3]))),
+    )
+
+
+@functools.cache
+def cases(vocab: int) -> tuple[list[PlannedRow], Floats]:
+    draw = np.random.default_rng(vocab)
+    logits = np.stack([random_logits(draw, vocab) for _ in range(ROWS[vocab])])
+    return [random_row(draw, str(at), row) for at, row in enumerate(logits)], logits
+
+
+@functools.cache
+def expected(vocab: int, limit: int) -> tuple[dict[str, int], dict[str, str]]:
+    rows, logits = cases(vocab)
+    return draw_tokens(zip(rows, logits, strict=True), limit)
+
+
+@pytest.mark.parametrize("vocab", ROWS)
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_ids_and_failures_are_those_of_the_reference(variant: Variant, vocab: int) -> None:
+    """Their sums differ in the last bits, by 1e-13 of a row: no draw of these comes so near."""
+    model = open_model(vocab, variant)
+    rows, logits = cases(vocab)
+    for limit in {vocab, vocab // 2 + 1}:
+        drawn = model.draw(logits, [native_draw(row, limit) for row in rows])
+        assert drawn_tokens(rows, drawn, limit) == expected(vocab, limit)
+    model.close()
+
+
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_noise_is_the_philox_number_of_the_reference(variant: Variant) -> None:
+    size = 2**15  # equal logits: the id is the number's first bits
+    model = open_model(size, variant)
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (MAX_SEED, 127, 2**32)]
+    flat = np.zeros((len(keys), size), np.float32)
+    draws = [Draw(1.0, 1.0, 0.0, *key, 0, size) for key in keys]
+    wanted = [
+        sample(flat[0], SamplingParams(seed=seed), ReferenceDraw(choice, index))
+        for seed, choice, index in keys
+    ]
+    assert model.draw(flat, draws).tokens == wanted
+    # Random123's known answer for philox4x64-10 with counter and key zero: first word.
+    assert wanted[0] == 0x16554D9ECA36314C >> (64 - 15)
+    model.close()
+
+
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_rows_stand_alone(variant: Variant) -> None:
+    rows, logits = cases(1001)
+    together = open_model(1001, variant, threads=3)
+    draws = [native_draw(row, 1000) for row in rows]
+    many = together.draw(logits, draws, logprobs=True)
+    alone = open_model(1001, variant, threads=1)
+    for at in range(0, len(rows), 7):
+        one = alone.draw(logits[at : at + 1], draws[at : at + 1], logprobs=True)
+        assert (one.tokens[0], one.statuses[0]) == (many.tokens[at], many.statuses[at])
+        assert one.logprobs is not None and many.logprobs is not None
+        assert one.logprobs.tobytes() == many.logprobs[at : at + 1].tobytes()
+    together.close()
+    alone.close()
+
+
+def exact_logprobs(logits: Floats, tokens: list[int]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # NaN and infinite rows give NaN
+        wide -= wide.max(axis=1, keepdims=True)
+        wide -= np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return wide[np.arange(len(wide)), tokens]
+
+
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_logprobs_are_of_the_bare_logits_below_the_limit(variant: Variant) -> None:
+    rows, logits = cases(1001)
+    model = open_model(1001, variant)
+    drawn = model.draw(logits, [native_draw(row, 900) for row in rows], logprobs=True)
+    exact = exact_logprobs(logits[:, :900], drawn.tokens)
+    exact[[status != DrawStatus.DRAWN for status in drawn.statuses]] = np.nan
+    np.testing.assert_allclose(drawn.logprobs, exact, rtol=1.2e-7, atol=1e-12)
+    assert model.draw(logits[:1], [native_draw(rows[0], 900)]).logprobs is None
+    model.close()
+
+
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_weights_are_exponentials_within_1e15(variant: Variant) -> None:
+    vocab = 20_000
+    model = open_model(vocab, variant, threads=1)
+    logits = -np.geomspace(1e-12, 700, vocab).astype(np.float32)
+    logits[0] = 0.0
+    model.draw(logits[None], [Draw(1.0, 1.0, 0.0, 0, 0, 0, 0, vocab)])
+    weights = model.draw_memory.of.view(np.float64)[:vocab]
+    exact = np.exp(logits.astype(np.longdouble))
+    assert weights[0] == 1.0
+    assert float(np.abs(weights / exact - 1).max()) < 5e-16
+    model.close()
+
+
+@pytest.mark.parametrize("variant", LIBRARY.variants)
+def test_a_step_draws_from_the_logits_that_it_gives(variant: Variant) -> None:
+    model, _ = random_model(LIBRARY, shape_of(vocab=900, dtype=1), variant)
+    pool = np.zeros((4, 1, 2, 1, 16, 40), np.uint16)
+    place = Pool(pool.ctypes.data, 4)
+    batch = Batch(
+        tokens=int32([1, 2, 3, 4, 5]),
+        starts=int32([0, 0, 0]),
+        counts=int32([2, 1, 2]),
+        tables=int32([0, 1, 2]),
+        wanted=int32([4, 1]),
+    )
+    logits = model.step(batch, place)
+    for index in range(20):
+        params = SamplingParams(temperature=3.0, top_p=0.9, seed=8)
+        draws = [Draw(3.0, 0.9, 0.0, 8, choice, index, 0, 900) for choice in (0, 1)]
+        drawn = model.step_and_draw(batch, place, draws, logprobs=True)
+        wanted = [sample(logits[at], params, ReferenceDraw(at, index)) for at in (0, 1)]
+        assert drawn.tokens == wanted
+        np.testing.assert_allclose(drawn.logprobs, exact_logprobs(logits, wanted), rtol=1e-6)
+    model.close()
+
+
+def test_a_limit_beyond_the_vocabulary_is_refused() -> None:
+    model = open_model(101, Variant.PORTABLE)
+    logits = np.zeros((1, 101), np.float32)
+    for limit in (102, -1):
+        with pytest.raises(NativeError, match="a draw from ids outside the vocabulary"):
+            model.draw(logits, [Draw(1.0, 1.0, 0.0, 0, 0, 0, 0, limit)])
+    nothing = model.draw(logits, [Draw(1.0, 1.0, 0.0, 0, 0, 0, 0, 0)])
+    assert nothing.statuses == [DrawStatus.NOTHING]
+    model.close()
