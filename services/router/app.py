@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -147,6 +148,8 @@ async def run_until_signal(
         asyncio.create_task(parts.ledger.run()),
     ]
     host, port = listener.getsockname()[:2]
+    gc.collect()
+    gc.freeze()  # what a router is made of never ends: no collection need look at it
     announce_ready({"address": f"{host}:{port}", "url": f"http://{host}:{port}/v1"})
     log.info("listening on http://%s:%d", host, port)
     signalled = asyncio.create_task(stopping.wait())

@@ -7,6 +7,8 @@ with each batch of instructions.
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +22,10 @@ from kvrelay.shared.engine.plan import Plan, Runner
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[list[Instruction]], None]
+
+
+COMPUTE_NICE = 5
+"""Computing yields to what is short and waited for: event loops, streams, leases."""
 
 
 class EngineLoop:
@@ -63,6 +69,8 @@ class EngineLoop:
         return self.steps + self.runner.progress
 
     def run(self) -> None:
+        if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPUTE_NICE)
         try:
             self._turn_until_stopped()
         except Exception:  # the thread's outer frame: a worker without an engine must not linger

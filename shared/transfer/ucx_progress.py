@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
+import time
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any, Final
@@ -23,8 +24,8 @@ from kvrelay.shared.errors import TransferError
 from kvrelay.shared.transfer.ucx_faults import UcxFaults
 
 _MODULES: Final = ("ucxx", "ucp")
-_ROUNDS_PER_POLL: Final = 64
-"""Progress calls before other tasks of the loop get a turn; one moves up to a TCP segment."""
+_POLL_S: Final = 0.001
+"""Of one poll, beyond the round that is under way: tokens and heartbeats wait for it."""
 _SETTLE_ROUNDS: Final = 8
 _BUSY_POLLS: Final = 200
 _BUSY_PAUSE_S: Final = 0.001
@@ -68,7 +69,11 @@ class UcxLibrary:
         if self._progress_once is None:
             self._worker.progress()
             return False
-        return all(self._progress_once() for _ in range(_ROUNDS_PER_POLL))
+        ends_s = time.perf_counter() + _POLL_S
+        while self._progress_once():
+            if time.perf_counter() > ends_s:
+                return True
+        return False
 
     def arm(self) -> bool:
         """Ask for a wake-up by the descriptor; False when there is something to progress first."""
