@@ -8,7 +8,7 @@ SHELL := /bin/bash
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := engine,ucx,local,dev
+EXTRAS := engine,ucx,local,bench,dev
 STAMP := $(VENV)/.installed
 
 help: ## this list
@@ -25,7 +25,7 @@ up: $(STAMP) ## all parts on this machine, until Ctrl-C
 	@exec $(BIN)/kvrelay up $(ARGS)
 
 test: $(STAMP) ## fast suites: no network but loopback, no root
-	$(BIN)/python -m pytest -m 'not system and not oracle' --durations=5 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not system and not oracle' --durations=5 $(ARGS)
 
 test-system: $(STAMP) ## namespaces, a real redis-server: installs those as root where missing
 	@bash .ci/system-packages

@@ -8,6 +8,7 @@ Nothing here outlives this process: the kernel ends the parts with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -131,7 +132,7 @@ class Part:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self.spec.grace_s):
                 await process.wait()
@@ -142,7 +143,13 @@ class Part:
     def kill(self) -> None:
         """End the process now."""
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
+
+    def _signal(self, signum: signal.Signals) -> None:
+        # Not by the library, which would reap a child that has just ended: asyncio then misses it.
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signum)
 
     async def _spawn(self, ready_fd: int) -> asyncio.subprocess.Process:
         log = self._open_log()

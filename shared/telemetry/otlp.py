@@ -33,7 +33,8 @@ class SpanSink:
     def __init__(self, service: str, instance: str, environ: Mapping[str, str]) -> None:
         self._exporter = _Reporting(_exporter(_protocol(environ)), _endpoint(environ))
         # The library says again for each batch what `_Reporting` says once.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [logging.NullHandler()], False
         defaults = Resource({"service.name": service, "service.instance.id": instance})
         resource = defaults.merge(OTELResourceDetector().detect())
         self._processor = BatchSpanProcessor(
