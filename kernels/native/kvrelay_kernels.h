@@ -1,7 +1,7 @@
 // The C ABI of libkvrelay_kernels: one decoder-only model, computed one engine step per call.
 //
-// A model is made, filled tensor by tensor, and then stepped. Calls on one model never overlap; the
-// library's own threads sleep between them. Nothing here allocates during a step, unless a step has
+// A model is made, filled tensor by tensor, and then stepped. Calls on one model never overlap, but
+// for `kvr_set` of different tensors; the library's own threads sleep between them. Nothing here allocates during a step, unless a step has
 // more tokens than any before it.
 
 #pragma once
@@ -116,7 +116,8 @@ KVR_API int32_t kvr_has_variant(int32_t variant);
 KVR_API kvr_model *kvr_create(const kvr_config *config, int32_t variant, int32_t threads);
 KVR_API void kvr_destroy(kvr_model *model);
 
-// Copies (and packs) one tensor: matrices in the model's dtype, all else in float32, row-major.
+// Copies (and packs) one tensor: matrices in the model's dtype, all else in float32, row-major. The
+// rows of a matrix may come in several calls, in their order.
 KVR_API int32_t kvr_set(kvr_model *model, int32_t slot, int32_t layer, const void *values,
                         int64_t rows, int64_t columns);
 

@@ -23,7 +23,6 @@ struct Product {
     ptrdiff_t ldo;
 };
 
-constexpr int AHEAD = 2;  // column tiles whose weights are asked for while one is computed
 constexpr int ROW_BLOCK = 128;  // rows of one work item: their inputs stay in the second cache
 // By AMX, sums of many rows are put away after so much of K: that much of a column tile stays in the
 // first cache, also where two threads share one.
@@ -55,6 +54,7 @@ template <class T> inline void finish(const Product &p, const float *sums, int r
     }
 }
 
+// `next`: the column whose weights are asked for meanwhile, or -1.
 template <class T>
 inline void product_item(const Product &p, int column, int first, int rows, int next) {
     alignas(64) float sums[(ROW_BLOCK + ROW_STEP) * TILE];
@@ -91,8 +91,9 @@ template <class T> inline void product(kvr::Crew &crew, const Product &p) {
         const int first = item % blocks * ROW_BLOCK;
         const int left = p.rows - first;
         const int tile = item / blocks;
-        const int next = first == 0 && tile + AHEAD < tiles ? tile + AHEAD : -1;
-        product_item<T>(p, tile * TILE, first, left < ROW_BLOCK ? left : ROW_BLOCK, next * TILE);
+        const int later = tile + crew.members;  // likely this member's next
+        const int next = first == 0 && later < tiles ? later * TILE : -1;
+        product_item<T>(p, tile * TILE, first, left < ROW_BLOCK ? left : ROW_BLOCK, next);
     }
     crew.meet();
 }
