@@ -19,6 +19,7 @@ from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
 from kvrelay.services.router.http import Server
+from kvrelay.services.router.links import keep_library
 from kvrelay.services.router.membership import Membership
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.openai.api import create_app
@@ -109,6 +110,7 @@ async def serve(config: RouterConfig) -> int:
     )
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
+    grpc_library = keep_library()
     loop = asyncio.get_running_loop()
     subject = router_subject(
         incarnation, address, lambda: loop.call_soon_threadsafe(membership.look)
@@ -125,6 +127,7 @@ async def serve(config: RouterConfig) -> int:
     server = Server(app)
     parts = Parts(dispatcher, membership, store, ledger, presence, tracing)
     await run_until_signal(server, listener, parts, config.drain_s)
+    await grpc_library.close()
     return 0
 
 
