@@ -188,13 +188,13 @@ template <class T> struct Attention {
         const float tile_top = largest_lane(most);
         const float top = work.top[r] > tile_top ? work.top[r] : tile_top;
         const vf unit = splat(scale), offset = splat(-top * scale);
-        const vf shrink = softmax_exp2(splat((work.top[r] - top) * scale), T{});
+        const vf shrink = exp2_for(T{}, splat((work.top[r] - top) * scale));
         work.shrink[r] = shrink[0];
         work.top[r] = top;
         vf sum = load(work.total + r * W) * shrink;
 #pragma GCC unroll 8
         for (int v = 0; v < count; ++v) {
-            const vf weight = softmax_exp2(fma(score[v], unit, offset), T{});
+            const vf weight = exp2_for(T{}, fma(score[v], unit, offset));
             store(weights + v * W, weight);
             sum += weight;
         }

@@ -26,7 +26,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "portable": (),
     "avx2": ("-mavx2", "-mfma"),
     "avx512bf16": ("-mfma", "-mprefer-vector-width=512", *AVX512),
-    "amx": ("-mfma", "-mprefer-vector-width=512", *AVX512, "-mamx-tile", "-mamx-bf16"),
+    "amx": ("-mfma", "-mprefer-vector-width=512", *AVX512, "-mamx-tile", "-mamx-bf16", "-mprfchw"),
 }
 
 

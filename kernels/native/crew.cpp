@@ -29,7 +29,7 @@ void pause_briefly() {
 
 }  // namespace
 
-Crew::Crew(int wanted) : members(wanted < 1 ? 1 : wanted) {
+Crew::Crew(int wanted) : members(wanted < 1 ? 1 : wanted), shares_(members) {
     for (int member = 1; member < members; ++member)
         threads_.emplace_back([this, member] { serve(member); });
 }
@@ -80,7 +80,7 @@ void Crew::meet() {
     uint32_t generation = __atomic_load_n(&generation_, __ATOMIC_SEQ_CST);
     if (__atomic_add_fetch(&arrived_, 1, __ATOMIC_ACQ_REL) == members) {
         __atomic_store_n(&arrived_, 0, __ATOMIC_RELAXED);
-        __atomic_store_n(&next_, 0, __ATOMIC_RELAXED);
+        for (Share &share : shares_) __atomic_store_n(&share.begun, 0, __ATOMIC_RELAXED);
         __atomic_store_n(&generation_, generation + 1, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&sleepers_, __ATOMIC_SEQ_CST) > 0) {
             { std::lock_guard<std::mutex> lock(mutex_); }  // no sleeper is between check and wait

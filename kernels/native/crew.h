@@ -20,20 +20,34 @@ class Crew {
     // Every member, the caller as member 0, runs `work(job, member)`; returns when all have.
     void run(Work work, void *job);
 
-    // The members of a run share the items 0 .. count-1 of a phase; count or more: nothing is left.
-    __attribute__((always_inline)) int take() {
-        return __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
+    // The next item of a phase of `count`, or -1. First those of the member's own share, the same
+    // in every step: what it wrote is still in its caches. Then what others have not begun.
+    __attribute__((always_inline)) int take(int member, int count) {
+        for (int of = member; of < member + members; ++of) {
+            const int owner = of < members ? of : of - members;
+            Share &share = shares_[owner];
+            const int first = int(int64_t(count) * owner / members);
+            const int end = int(int64_t(count) * (owner + 1) / members);
+            if (__atomic_load_n(&share.begun, __ATOMIC_RELAXED) >= end - first) continue;
+            const int item = first + __atomic_fetch_add(&share.begun, 1, __ATOMIC_RELAXED);
+            if (item < end) return item;
+        }
+        return -1;
     }
 
-    // Ends a phase: no one goes on before all have come. The items start at 0 again.
+    // Ends a phase: no one goes on before all have come. No item is begun then.
     void meet();
 
     const int members;
 
   private:
+    struct alignas(64) Share {
+        int begun = 0;
+    };
+
     void serve(int member);
 
-    int next_ = 0;
+    std::vector<Share> shares_;
     int arrived_ = 0;
     uint32_t generation_ = 0;  // of meetings
     int sleepers_ = 0;

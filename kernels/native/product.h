@@ -23,21 +23,21 @@ struct Product {
     ptrdiff_t ldo;
 };
 
-constexpr int ROW_BLOCK = 128;  // rows of one work item: their inputs stay in the second cache
+constexpr int ROW_BLOCK = 256;  // rows of one work item: their inputs stay in the second cache
 // By AMX, sums of many rows are put away after so much of K: that much of a column tile stays in the
 // first cache, also where two threads share one.
 constexpr int DEPTH_BLOCK = 192;
 
-inline vf silu(vf x) {
+template <class T> inline vf silu(vf x) {
     const float minus_log2_e = -1.44269504f;
-    return x / (exp2(x * minus_log2_e) + 1.0f);
+    return quotient_for(T{}, x, exp2_for(T{}, x * minus_log2_e) + 1.0f);
 }
 
 template <class T> inline void finish(const Product &p, const float *sums, int row, int column) {
     if (p.then == Then::GATE) {
         T *out = static_cast<T *>(p.out) + row * p.ldo + column / 2;
         for (int at = 0; at < PANEL; at += W)
-            store(out + at, silu(load(sums + at)) * load(sums + PANEL + at));
+            store(out + at, silu<T>(load(sums + at)) * load(sums + PANEL + at));
         return;
     }
     float *out = static_cast<float *>(p.out) + row * p.ldo + column;
@@ -54,6 +54,18 @@ template <class T> inline void finish(const Product &p, const float *sums, int r
     }
 }
 
+// Where a row's results go is asked for while sums are made: other members wrote it last.
+template <class T> inline __attribute__((always_inline)) void expect_row(const Product &p, int row,
+                                                                         int column) {
+    if (p.then == Then::GATE) {
+        __builtin_prefetch(static_cast<T *>(p.out) + row * p.ldo + column / 2, 1);
+        return;
+    }
+    const float *out = static_cast<const float *>(p.out) + row * p.ldo + column;
+    __builtin_prefetch(out, 1);
+    __builtin_prefetch(out + PANEL, 1);
+}
+
 // `next`: the column whose weights are asked for meanwhile, or -1.
 template <class T>
 inline void product_item(const Product &p, int column, int first, int rows, int next) {
@@ -62,38 +74,47 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
     const ptrdiff_t panel = ptrdiff_t(p.w.depth) * PANEL;
     const T *weights = static_cast<const T *>(p.w.data) + column / PANEL * panel;
     const int steps = (rows + ROW_STEP - 1) / ROW_STEP;
-    Ahead ahead;
-    if (next >= 0) {
-        ahead.at = static_cast<const char *>(p.w.data) + next / PANEL * panel * sizeof(T);
-        ahead.lines = (32 + steps - 1) / steps;
-    }
+    const T *after = next < 0 ? nullptr : static_cast<const T *>(p.w.data) + next / PANEL * panel;
     const bool in_blocks = ROW_STEP == 32 && sizeof(T) == 2 && rows > ROW_STEP;
     const int block = in_blocks ? DEPTH_BLOCK : p.w.depth;
     for (int k = 0; k < p.w.depth; k += block) {
         const int depth = p.w.depth - k < block ? p.w.depth - k : block;
         const Packed w{weights + ptrdiff_t(k) * PANEL, panel, depth};
+        const bool last = k + depth == p.w.depth;
+        Ahead ahead;
+        const T *soon = last ? after : first ? nullptr : weights + ptrdiff_t(k + block) * PANEL;
+        if (soon) {
+            ahead.at = reinterpret_cast<const char *>(soon);
+            ahead.other = panel * sizeof(T);
+            ahead.lines = (16 + steps - 1) / steps;
+        }
         for (int row = 0; row < rows; row += ROW_STEP) {
             const int count = rows - row < ROW_STEP ? rows - row : ROW_STEP;
+            for (int r = row; last && r < row + count; ++r) expect_row<T>(p, first + r, column);
             tile(a + (first + row) * p.lda + k, p.lda, count, w, sums + row * TILE, TILE, ahead,
                  k > 0);
             ahead.at += ahead.lines * (depth / 32) * 64;
-            if (k + depth == p.w.depth)
-                for (int r = row; r < row + count; ++r)
-                    finish<T>(p, sums + r * TILE, first + r, column);
+            for (int r = row; last && r < row + count; ++r)
+                finish<T>(p, sums + r * TILE, first + r, column);
         }
     }
 }
 
-// A phase: all members call it with the same product.
-template <class T> inline void product(kvr::Crew &crew, const Product &p) {
+// A phase: all members call it with the same product. Of many rows, a member computes both column
+// tiles whose gated results share a cache line.
+template <class T> inline void product(kvr::Crew &crew, int member, const Product &p) {
     const int tiles = (p.w.width + TILE - 1) / TILE, blocks = (p.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    for (int item; (item = crew.take()) < tiles * blocks;) {
-        const int first = item % blocks * ROW_BLOCK;
-        const int left = p.rows - first;
-        const int tile = item / blocks;
-        const int later = tile + crew.members;  // likely this member's next
-        const int next = first == 0 && later < tiles ? later * TILE : -1;
-        product_item<T>(p, tile * TILE, first, left < ROW_BLOCK ? left : ROW_BLOCK, next);
+    const int span = p.then == Then::GATE && p.rows > kvr::FEW_ROWS ? 2 : 1;
+    const int spans = (tiles + span - 1) / span;
+    for (int item; (item = crew.take(member, spans * blocks)) >= 0;) {
+        const int first = item % blocks * ROW_BLOCK, left = p.rows - first;
+        const int rows = left < ROW_BLOCK ? left : ROW_BLOCK;
+        const int begin = item / blocks * span, end = begin + span < tiles ? begin + span : tiles;
+        for (int tile = begin; tile < end; ++tile) {
+            const bool ends = first + rows == p.rows && tile + 1 < tiles;
+            const int next = ends ? (tile + 1) * TILE : -1;  // likely this member's
+            product_item<T>(p, tile * TILE, first, rows, next);
+        }
     }
     crew.meet();
 }

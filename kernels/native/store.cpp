@@ -81,7 +81,7 @@ int32_t Model::plan(const kvr_step_args &a) {
     row_tokens.clear();
     // Keys are packed once for an item, but every member wants some; no result depends on it.
     int tile = MOST_QUERIES / group();
-    while (tile > 16 && int64_t(a.tokens) * c.kv_heads < int64_t(tile) * 4 * crew.members) tile /= 2;
+    while (tile > 16 && int64_t(a.tokens) * c.kv_heads < int64_t(tile) * 3 * crew.members) tile /= 2;
     if (tile < 1) tile = 1;
     int token = 0;
     for (int row = 0; row < a.rows; ++row) {
@@ -92,11 +92,11 @@ int32_t Model::plan(const kvr_step_args &a) {
             scratch.position[token] = position;
             scratch.slot[token] = block * c.block_size + position % c.block_size;
         }
-        for (int first = (a.counts[row] - 1) / tile * tile; first >= 0; first -= tile) {
-            const int left = a.counts[row] - first;
-            for (int head = 0; head < c.kv_heads; ++head)
+        for (int head = 0; head < c.kv_heads; ++head)  // a head's keys and values stay in a cache
+            for (int first = (a.counts[row] - 1) / tile * tile; first >= 0; first -= tile) {
+                const int left = a.counts[row] - first;
                 items.push_back({row, head, first, left < tile ? left : tile});
-        }
+            }
     }
     return KVR_OK;
 }

@@ -21,12 +21,16 @@ struct Packed {
     int depth;        // K, a multiple of 32
 };
 
-// Memory that is needed soon, asked for a few lines at a time.
+// Weights that are needed soon, asked for a few lines at a time.
 struct Ahead {
     const char *at = nullptr;
-    int lines = 0;  // per step over K
+    ptrdiff_t other = 0;  // bytes to the tile's second panel
+    int lines = 0;        // of each panel, per step over K
     inline __attribute__((always_inline)) void fetch() {
-        for (int line = 0; line < lines; ++line, at += 64) __builtin_prefetch(at, 0, 2);
+        for (int line = 0; line < lines; ++line, at += 64) {
+            __builtin_prefetch(at, 0, 2);
+            __builtin_prefetch(at + other, 0, 2);
+        }
     }
 };
 

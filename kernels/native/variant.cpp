@@ -45,7 +45,7 @@ template <class T> struct Step {
     Watch watch;
 
     template <class Do> void each(int count, Do work) {
-        for (int item; (item = crew.take()) < count;) work(item);
+        for (int item; (item = crew.take(member, count)) >= 0;) work(item);
         crew.meet();
     }
 
@@ -80,7 +80,7 @@ template <class T> struct Step {
 
     void multiply(const void *a, const kvr::Matrix &w, Then then, const float *bias, void *out,
                   ptrdiff_t ldo) {
-        product<T>(crew, Product{a, w.depth, tokens, w, then, bias, out, ldo});
+        product<T>(crew, member, Product{a, w.depth, tokens, w, then, bias, out, ldo});
         watch.spent(PRODUCTS);
     }
 
@@ -94,7 +94,7 @@ template <class T> struct Step {
         const int most = padded(group > kvr::MOST_QUERIES ? group : kvr::MOST_QUERIES);
         const Workspace<T> work(job.s.attention + member * job.s.attention_bytes, most, wide);
         each(job.item_count, [&](int number) {
-            const int later = number + crew.members;  // likely this member's next
+            const int later = number + 1;  // likely this member's next
             if (later < job.item_count) expect<T>(job, layer, job.items[later], work);
             const kvr::AttentionItem &item = job.items[number];
             const int first = job.row_tokens[item.row];
@@ -122,7 +122,7 @@ template <class T> struct Step {
     void head() {
         const int *at = job.a.wanted_at;
         const void *a = norm(job.a.wanted, job.norm, [at](int row) { return at[row]; });
-        product<T>(crew, Product{a, padded(c.hidden), job.a.wanted, job.head, Then::STORE, nullptr,
+        product<T>(crew, member, Product{a, padded(c.hidden), job.a.wanted, job.head, Then::STORE, nullptr,
                                  job.a.logits, c.vocab});
         watch.spent(PRODUCTS);
     }
