@@ -37,6 +37,7 @@ from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.fetch import cache_dir
 from kvrelay.shared.checkpoint.source import resolve_model
 from kvrelay.shared.model.load import TORCH_DTYPES
+from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
 LLAMACPP_TOKENS = 8192
@@ -82,6 +83,7 @@ def measure(
     config: BenchConfig, worker: WorkerConfig, cases: tuple[Case, ...], report: Report
 ) -> Outcome:
     report("preparing the model", 0, 0)
+    worker = worker.model_copy(update={"role": Role.PREFILL})  # prompts in chunks of its size
     model = read_config(resolve_model(worker.model))
     specs = specs_of(config, worker)
     dtype = TORCH_DTYPES[worker.dtype]
@@ -99,8 +101,8 @@ def measure(
         rows = []
         for case in cases:
             report(f"matrix products of {case.name}", 0, 0)
-            alone_ms = products_ms(systems[0], case, worker.max_num_batched_tokens)
-            work = case_work(case, model, dtype.itemsize, worker.max_num_batched_tokens)
+            alone_ms = products_ms(systems[0], case, worker.step_tokens)
+            work = case_work(case, model, dtype.itemsize, worker.step_tokens)
             rows.append(row_of(case, readings[case.name], work, limits, alone_ms))
         costs = run_costs(systems[0], report) if config.costs else []
         about = [system.about for system in systems if system.name != AGAIN]
@@ -115,7 +117,7 @@ def measure(
 
 def specs_of(config: BenchConfig, worker: WorkerConfig) -> list[SystemSpec]:
     """Ours first, then ours again, then the peers. Raises `BenchError` for one that is not here."""
-    ours = worker.model_dump(include=set(WORKER_FIELDS))
+    ours = worker.model_dump(include={*WORKER_FIELDS, "role"})
     specs = [kvrelay_spec(name, ours) for name in (OURS, AGAIN)]
     for peer in config.peers:
         if peer in OUR_KERNELS:

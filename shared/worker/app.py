@@ -277,7 +277,7 @@ def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]
     return EngineLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_tokens,
         max_model_len=facts.capacity.max_model_len,
         vocab_size=facts.model.vocab,
         salt=repr(sorted(fingerprint.items())).encode(),

@@ -39,8 +39,9 @@ class WorkerConfig(Settings):
     """Longest prompt plus answer in tokens; unset means what the model and the KV memory allow."""
     max_num_seqs: Annotated[int, Field(ge=1, le=65536)] = 64
     """Most requests in one step."""
-    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    """Most tokens in one step; longer prompts are computed in chunks."""
+    max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
+    """Most tokens in one step; longer prompts are computed in chunks. Unset means 512 of a prefill
+    worker, which nobody's next token waits for, and 256 of others."""
     kv_cache_memory_bytes: Annotated[
         ByteSize, Field(ge=1 << 20), Named(setting="kv_cache_memory")
     ] = ByteSize(512 << 20)
@@ -70,6 +71,11 @@ class WorkerConfig(Settings):
     """A label for people, in logs and metrics."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
+
+    @property
+    def step_tokens(self) -> int:
+        """`max_num_batched_tokens`, or what it is when unset."""
+        return self.max_num_batched_tokens or (512 if self.role is Role.PREFILL else 256)
 
     @model_validator(mode="after")
     def _reachable(self) -> WorkerConfig:

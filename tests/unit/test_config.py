@@ -37,12 +37,20 @@ def test_flag_wins_over_environment_over_file_over_default(tmp_path: Path) -> No
     outcome = resolve(WorkerConfig, read_sources({"block_size": "64"}, env))
     config = outcome.config
     assert (config.block_size, config.max_num_seqs, config.threads) == (64, 10, 3)
-    assert config.max_num_batched_tokens == 256
+    assert config.log_level == "info"
     assert outcome.origins["block_size"] == "--block-size"
     assert outcome.origins["max_num_seqs"] == "KVRELAY_MAX_NUM_SEQS"
     assert outcome.origins["threads"] == f"[worker] threads in {file}"
     assert outcome.origins["model"] == f"model in {file}"
-    assert outcome.origins["max_num_batched_tokens"] == "default"
+    assert outcome.origins["log_level"] == "default"
+
+
+def test_only_prefill_workers_make_long_steps_unless_told() -> None:
+    def step_tokens(**settings: object) -> int:
+        return WorkerConfig.model_validate({"model": "m", **settings}).step_tokens
+
+    assert [step_tokens(role=role) for role in ("prefill", "decode", "both")] == [512, 256, 256]
+    assert step_tokens(role="prefill", max_num_batched_tokens=64) == 64
 
 
 def test_a_services_table_wins_over_the_common_keys(tmp_path: Path) -> None:

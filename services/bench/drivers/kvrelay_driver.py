@@ -127,7 +127,7 @@ def open_system(settings: dict[str, Any]) -> KvrelaySystem:
     limits = EngineLimits(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=config.step_tokens,
         max_model_len=capacity.max_model_len,
         vocab_size=model.vocab,
         salt=b"bench",
