@@ -4,8 +4,9 @@
     decode    RESERVING -> RECEIVING -> RUNNING (-> WAITING when preempted) -> ENDED
     both      WAITING -> RUNNING -> ENDED
 
-Any live phase may move to DRAINING (ended for everybody, but a transfer still touches its blocks)
-or straight to ENDED (nothing touches them). A leg holds blocks only in the phases of `HOLDING`.
+Any live phase may move to DRAINING (ended for everybody, but a transfer or a step still touches its
+blocks), and on to ENDED when nothing touches them. A leg holds blocks only in the phases of
+`HOLDING`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ class Phase(StrEnum):
     RECEIVING = "receiving"
     """Decode holds quarantined blocks that prefill is filling."""
     DRAINING = "draining"
-    """Over for everybody; its blocks wait for the transfer that still touches them."""
+    """Over for everybody; its blocks wait for the transfer or step that still touches them."""
     ENDED = "ended"
 
 
+QUEUED: Final = frozenset({Phase.WAITING, Phase.ASKING, Phase.READY})
 HOLDING: Final = frozenset({Phase.RUNNING, Phase.HANDING_OFF, Phase.RECEIVING, Phase.DRAINING})
 
 MOVES: Final = frozenset(
@@ -48,10 +50,8 @@ MOVES: Final = frozenset(
         (Phase.RUNNING, Phase.HANDING_OFF),
         (Phase.RESERVING, Phase.RECEIVING),
         (Phase.RECEIVING, Phase.RUNNING),
-        *((phase, Phase.ENDED) for phase in Phase if phase is not Phase.ENDED),
-        (Phase.RUNNING, Phase.DRAINING),
-        (Phase.HANDING_OFF, Phase.DRAINING),
-        (Phase.RECEIVING, Phase.DRAINING),
+        (Phase.DRAINING, Phase.ENDED),
+        *((phase, Phase.DRAINING) for phase in Phase if phase not in (Phase.ENDED, Phase.DRAINING)),
     }
 )
 

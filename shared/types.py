@@ -75,6 +75,10 @@ class LegSpec:
     choice: int = 0
     seen: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    """Smaller is more urgent. The least urgent loses its memory first."""
+    cache_salt: str = ""
+    """KV is shared only among legs that have the same."""
 
 
 @dataclass(frozen=True, slots=True)

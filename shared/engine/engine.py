@@ -14,6 +14,7 @@ from functools import singledispatchmethod
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine import scheduler
 from kvrelay.shared.engine.plan import Plan, StepResult
+from kvrelay.shared.engine.push import push
 from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
 from kvrelay.shared.kv.pool import BlockPool
 from kvrelay.shared.lifecycle import Phase
@@ -34,6 +35,7 @@ class Engine:
 
     def complete(self, plan: Plan, result: StepResult) -> Out:
         """Apply what a step computed. The legs of the plan are the ones that were running then."""
+        self._landed()
         legs = {leg.key: leg for leg in self.state.running}
         for row in plan.rows:
             leg = legs.get(row.key)
@@ -52,11 +54,23 @@ class Engine:
 
     def fail_step(self, plan: Plan, message: str) -> Out:
         """The step raised: its legs end, nobody else is disturbed."""
+        self._landed()
         legs = {leg.key: leg for leg in self.state.running}
         for row in plan.rows:
             if (leg := legs.get(row.key)) is not None:
                 self._end(leg, EndReason.FAILED, message)
         return self._take()
+
+    def _landed(self) -> None:
+        """The step writes no more: what was kept for it is let go."""
+        state = self.state
+        state.stepping = None
+        for source, _ in state.copies:
+            state.pool.release([source])
+        state.copies.clear()
+        outliving, state.outliving = state.outliving, []
+        for leg in outliving:
+            self._drained(leg)
 
     # ---- events ------------------------------------------------------------------------------
 
@@ -74,14 +88,14 @@ class Engine:
         leg = self._new_leg(event.owner, event.ref, event.spec, Phase.WAITING)
         if leg is not None:
             leg.handoff = event.handoff
-            self.state.waiting.append(leg)
+            self.state.arrive(leg)
 
     @_apply.register
     def _(self, event: m.Reserve) -> None:
         leg = self._new_leg(event.owner, event.ref, event.spec, Phase.RESERVING)
         if leg is not None:
             leg.writer = event.writer
-            self.state.reserving.append(leg)
+            self.state.arrive(leg)
             scheduler.grant_room(self.state, self._out)
 
     @_apply.register
@@ -96,6 +110,7 @@ class Engine:
             self._end(leg, EndReason.FAILED, "decode offered room of another shape", True)
             return
         leg.move(Phase.READY)
+        self.state.enqueue(leg)
 
     @_apply.register
     def _(self, event: m.Published) -> None:
@@ -206,33 +221,7 @@ class Engine:
         return min(self.state.limits.max_model_len, self.state.pool.total * self._block_size)
 
     def _push(self, leg: Leg, *, last: bool) -> None:
-        """Hand the relay what is finished: whole blocks after a chunk, the rest at the end."""
-        size = self._block_size
-        end = leg.computed if last else leg.computed - leg.computed % size
-        while leg.pushed_tokens < end:
-            first = leg.pushed_tokens // size
-            stop = min(self.state.blocks_for(end), first + self.state.limits.max_chunk_blocks)
-            self._push_blocks(leg, first, stop, min(end, stop * size), final=last)
-
-    def _push_blocks(self, leg: Leg, first: int, stop: int, end: int, *, final: bool) -> None:
-        last = final and end == leg.computed
-        skip = first - leg.first_missing // self._block_size
-        self._out.append(
-            m.Push(
-                ref=leg.ref,
-                chunk=leg.chunks,
-                start=leg.pushed_tokens,
-                end=end,
-                blocks=tuple(leg.blocks[first:stop]),
-                run_blocks=cut_runs(leg.run_blocks, skip, stop - first),
-                last=last,
-                token=leg.known[-1] if last else -1,
-                index=leg.outputs - 1 if last else 0,
-            )
-        )
-        leg.pushed_tokens = end
-        leg.chunks += 1
-        leg.pushes += 1
+        self._out += push(leg, self.state.limits, last=last)
 
     def _publish(self, leg: Leg, token: int) -> None:
         hits = leg.first_missing // self._block_size
@@ -250,36 +239,39 @@ class Engine:
     def _end(self, leg: Leg, reason: EndReason, message: str = "", retryable: bool = False) -> None:
         """Over for everybody; the blocks follow as soon as no transfer touches them."""
         leg.end = (reason, message, retryable)
-        self._leave_queue(leg)
+        self._leave(leg)
         if leg.phase is Phase.RECEIVING:
             self.state.receiving -= 1
             self._out.append(m.Forget(leg.ref))
-            leg.move(Phase.DRAINING)
-        elif leg.pushes > 0:
-            self._out.append(m.Abandon(leg.ref))
-            leg.move(Phase.DRAINING)
         else:
-            self._finish(leg)
+            leg.writer = ""
+        if leg.pushes > 0:
+            self._out.append(m.Abandon(leg.ref))
+        if self.state.steps_with(leg):
+            self.state.outliving.append(leg)
+        leg.move(Phase.DRAINING)
+        self._drained(leg)
 
-    def _leave_queue(self, leg: Leg) -> None:
+    def _leave(self, leg: Leg) -> None:
+        """Nobody plans with it any more, or waits for it."""
         if leg.phase is Phase.RUNNING:
             self.state.running.remove(leg)
-        elif leg.phase in (Phase.WAITING, Phase.ASKING, Phase.READY):
-            self.state.waiting.remove(leg)
-        elif leg.phase is Phase.RESERVING:
-            self.state.reserving.remove(leg)
+        self.state.dequeue(leg)
+        self.state.give_up(leg)
 
     def _drained(self, leg: Leg) -> None:
-        if leg.pushes == 0 and not leg.writer:
+        if leg.pushes == 0 and not leg.writer and leg not in self.state.outliving:
             self._finish(leg)
 
     def _finish(self, leg: Leg) -> None:
         assert leg.end is not None
+        reason, message, retryable = leg.end
+        if reason is not EndReason.FAILED:
+            self.state.name_tail(leg)
         self.state.pool.release(leg.blocks)
         leg.blocks = []
         leg.move(Phase.ENDED)
         del self.state.legs[leg.ref]
-        reason, message, retryable = leg.end
         self._out.append(m.Ended(leg.owner, leg.ref, reason, message, retryable))
         if self.state.reserving:
             scheduler.grant_room(self.state, self._out)
@@ -295,14 +287,3 @@ def finish_reason(spec: LegSpec, index: int, token: int, full: bool) -> FinishRe
     if index + 1 >= sampling.max_tokens or full:
         return FinishReason.LENGTH
     return None
-
-
-def cut_runs(runs: tuple[int, ...], skip: int, count: int) -> tuple[int, ...]:
-    """The part of `runs` that covers blocks [skip, skip + count)."""
-    cut = []
-    for run in runs:
-        taken = min(max(run - skip, 0), count)
-        if taken:
-            cut.append(taken)
-        skip, count = max(skip - run, 0), count - taken
-    return tuple(cut)

@@ -2,84 +2,148 @@
 
 One arithmetic: `computed` chases `total`. A chunk of a prompt, a prefix hit, KV that arrived from a
 peer and a decode step are the same move. Order of rights to memory: running legs, then preempted
-ones, then newcomers above a watermark.
+ones, then newcomers above a watermark; a newcomer that does not fit lets others pass, but not for
+ever. What a plan looks at does not grow with the number of legs that wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvrelay.shared.engine.messages import Expect, Instruction, NeedRoom, Room, Started
 from kvrelay.shared.engine.plan import Plan, PlannedRow
-from kvrelay.shared.engine.state import EngineState, Leg
+from kvrelay.shared.engine.queue import LAST, LegQueue, Rank
+from kvrelay.shared.engine.state import EngineState, Hit, Leg
 from kvrelay.shared.kv.runs import run_lengths
 from kvrelay.shared.lifecycle import Phase
 from kvrelay.shared.types import BlockId
 
 ASK_AHEAD_STEPS = 2
 """Prefill asks for room this many steps of tokens ahead, so that the answer is there in time."""
+SCAN_LEGS = 16
+"""Legs without room that are looked at before the rest of a queue has to wait."""
+MAX_PASSED = 16
+"""So often a leg without room is passed by; then nobody behind it starts before it does."""
+RESUME_BLOCKS = 4
+"""A leg that was preempted often comes back only to so much room to grow."""
 
 
 def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Instruction]]:
     """The next step (None when nothing can be computed) and what the world must be told.
 
-    Changes phases and the pool it is handed; reads no clock, no socket, no tensor.
+    Changes phases and the pool it is handed; reads no clock, no socket, no tensor. Legs that are
+    one token from their next are always in it; the budget is for what else is computed.
     """
     out: list[Instruction] = []
     preempted = grow_running(state)
-    rows = chunk_running(state, budget_tokens)
+    rows, chunks, left = share_out(state, budget_tokens)
+    fresh: list[PlannedRow] = []
+    if chunks and not preempted:
+        fresh += admit(state, left, out, before=chunks[0].rank)
+    fresh += chunk_rows(chunks, left - tokens_of(fresh))
     if not preempted:
-        left = budget_tokens - sum(len(row.tokens) for row in rows)
-        rows += admit(state, left, out)
+        fresh += admit(state, left - tokens_of(fresh), out)
         grant_room(state, out)
+    rows += fresh
     ask_for_room(state, out)
     if not rows:
         return None, out
     state.step += 1
-    return Plan(state.step, tuple(rows)), out
+    state.stepping = Plan(state.step, tuple(rows), tuple(state.copies))
+    state.planned_tokens += state.stepping.tokens
+    return state.stepping, out
 
 
 def grow_running(state: EngineState) -> bool:
-    """Blocks for all known tokens of every running leg; the newest yields to the oldest."""
+    """Blocks for all known tokens of every running leg; whether one was preempted for it."""
     preempted = False
-    position = 0
-    while position < len(state.running):
-        leg = state.running[position]
-        lacking = state.blocks_for(leg.total) - len(leg.blocks)
-        blocks = state.pool.allocate(lacking) if lacking > 0 else []
-        if blocks is None:
-            preempt(state, state.running[-1])
+    size = state.limits.block_size
+    for leg in tuple(state.running):
+        if len(leg.known) <= len(leg.blocks) * size:
+            continue
+        while leg.phase is Phase.RUNNING:  # unless it was the victim, now or before
+            blocks = state.pool.allocate(state.blocks_for(leg.total) - len(leg.blocks))
+            if blocks is not None:
+                leg.blocks += blocks
+                break
+            preempt(state, victim(state.running))
             preempted = True
-            continue  # the same leg again, unless it was the victim itself
-        leg.blocks += blocks
-        position += 1
     return preempted
 
 
+def victim(running: list[Leg]) -> Leg:
+    """Of the least urgent legs, one that lost its memory least often, the newest of those.
+
+    So nothing is preempted twice while another like it never was. Prefill's legs hold all they
+    need before their first step, and are left alone.
+    """
+    growing = (leg for leg in running if not leg.handoff)
+    return max(growing, key=lambda leg: (leg.spec.priority, -leg.preemptions, leg.arrival))
+
+
 def preempt(state: EngineState, leg: Leg) -> None:
-    """Back to the front of the queue; its KV is recomputed (or found again in the cache)."""
-    assert not leg.handoff, "prefill holds all it needs before its first step"
+    """Back to the queue, before all newcomers; its KV is found again in the cache, or recomputed.
+
+    Those of the highest priority come back first, the oldest of them before the others.
+    """
     state.running.remove(leg)
+    state.name_tail(leg)
+    state.give_up(leg)
     state.pool.release(leg.blocks)
     leg.blocks = []
     leg.computed = leg.named_blocks = 0
     leg.preemptions += 1
     state.preemptions += 1
     leg.move(Phase.WAITING)
-    state.waiting.appendleft(leg)
+    leg.rank = (0, leg.spec.priority, leg.arrival)
+    state.resuming += 1
+    state.enqueue(leg)
 
 
-def chunk_running(state: EngineState, budget_tokens: int) -> list[PlannedRow]:
-    """Share the budget: legs that are one token from their next first, then prompts in order."""
-    rows = []
+def share_out(state: EngineState, budget_tokens: int) -> tuple[list[PlannedRow], list[Leg], int]:
+    """Rows of the legs that are one token from their next, the others, and the tokens left.
+
+    At least a block of tokens is left: many streams must not starve the prompts either. Where the
+    streams are more than a step can hold, they take turns.
+    """
+    decodes: list[Leg] = []
+    chunks: list[Leg] = []
+    for leg in state.running:
+        (decodes if leg.pending == 1 else chunks).append(leg)
+    limits = state.limits
+    if len(decodes) > limits.max_num_batched_tokens:
+        decodes = take_turns(state, decodes)
+    rows = [row_for(leg, 1) for leg in decodes]
     left = budget_tokens
-    decodes = [leg for leg in state.running if leg.pending == 1]
-    chunks = [leg for leg in state.running if leg.pending > 1]
-    for leg in (*decodes, *chunks):
+    if decodes:
+        floor = min(limits.block_size, limits.max_num_batched_tokens - len(decodes))
+        left = max(budget_tokens - len(decodes), floor)
+    chunks.sort(key=lambda leg: leg.rank)
+    return rows, chunks, left
+
+
+def take_turns(state: EngineState, decodes: list[Leg]) -> list[Leg]:
+    """As many as a step can hold, those whose last turn is longest ago first."""
+    chosen = sorted(decodes, key=lambda leg: leg.turn)[: state.limits.max_num_batched_tokens]
+    for leg in chosen:
+        leg.turn = state.step + 1
+    return chosen
+
+
+def chunk_rows(chunks: list[Leg], left: int) -> list[PlannedRow]:
+    """The next tokens of prompts that are being computed, as many as the budget holds."""
+    rows = []
+    for leg in chunks:
         if left == 0:
             break
         count = min(leg.pending, left)
         rows.append(row_for(leg, count))
         left -= count
     return rows
+
+
+def tokens_of(rows: list[PlannedRow]) -> int:
+    return sum(len(row.tokens) for row in rows)
 
 
 def row_for(leg: Leg, count: int) -> PlannedRow:
@@ -102,49 +166,90 @@ def row_for(leg: Leg, count: int) -> PlannedRow:
     )
 
 
-def margin_blocks(state: EngineState) -> int:
-    """What newcomers must leave free; nothing when nobody else is here to need it."""
-    return state.limits.watermark_blocks if state.running or state.receiving else 0
+# ---- admission -------------------------------------------------------------------------------
 
 
-def fits(state: EngineState, hits: list[BlockId], new_blocks: int) -> bool:
-    room = state.pool.available - state.pool.idle_among(hits)
-    return room - new_blocks >= margin_blocks(state)
+def margin_blocks(state: EngineState, leg: Leg) -> int:
+    """What a leg must leave free; nothing when nobody else is here to need it."""
+    if not state.running and not state.receiving:
+        return 0
+    return state.limits.watermark_blocks + min(leg.preemptions, RESUME_BLOCKS)
 
 
-def admit(state: EngineState, left: int, out: list[Instruction]) -> list[PlannedRow]:
-    """Start waiting legs, oldest first, each with all the blocks it needs or not at all."""
-    rows = []
-    kept: list[Leg] = []
-    while state.waiting and left > 0:
+def fit(state: EngineState, leg: Leg) -> Hit | None:
+    """What the leg finds in the cache, if there is room for all the rest."""
+    hit = state.cached_prefix(leg)
+    lacking = state.blocks_for(leg.total) - len(hit.blocks)
+    room = state.pool.available - state.pool.idle_among(hit.blocks)
+    room -= lacking + margin_blocks(state, leg)
+    if hit.source is not None and room < state.pool.idle_among([hit.source]):
+        hit = Hit(hit.blocks)  # to hold what is copied would take the last block
+    return hit if room >= 0 else None
+
+
+def fitting(state: EngineState, queue: LegQueue, before: Rank = LAST) -> Iterator[tuple[Leg, Hit]]:
+    """Legs of the queue that have room, the best first. Each must be taken out of the queue."""
+    refused: list[Leg] = []
+    for leg in queue.walk():
+        if leg.rank > before:
+            return
         if len(state.running) + state.receiving >= state.limits.max_num_seqs:
-            break
-        leg = state.waiting.popleft()
-        if leg.handoff and leg.phase is not Phase.READY:
-            kept.append(leg)  # waits for room at decode; nobody waits behind it
+            return
+        if state.park(leg):
+            continue  # waits for a prefix that is on its way; nobody waits behind it
+        hit = fit(state, leg)
+        if hit is not None:
+            for earlier in refused:
+                earlier.passed += 1
+            yield leg, hit
             continue
-        hits = state.cached_prefix(leg)
-        lacking = state.blocks_for(leg.total) - len(hits)
-        if not fits(state, hits, lacking):
-            kept.append(leg)
-            break
-        start(state, leg, hits, lacking, out)
+        refused.append(leg)
+        if must_be_next(leg) or len(refused) == SCAN_LEGS:
+            return
+
+
+def must_be_next(leg: Leg | None) -> bool:
+    """Whether nobody may start before this leg, though it waits for room."""
+    return leg is not None and (leg.preemptions > 0 or leg.passed >= MAX_PASSED)
+
+
+def admit(
+    state: EngineState, left: int, out: list[Instruction], before: Rank = LAST
+) -> list[PlannedRow]:
+    """Start waiting legs that rank before `before`, each with all the blocks it needs or not."""
+    rows: list[PlannedRow] = []
+    if left <= 0 or (must_be_next(state.reservations.head) and not must_be_next(state.ready.head)):
+        return rows
+    for leg, hit in fitting(state, state.ready, before):
+        start(state, leg, hit, out)
         count = min(leg.pending, left)
         rows.append(row_for(leg, count))
         left -= count
-    state.waiting.extendleft(reversed(kept))
+        if left == 0:
+            break
     return rows
 
 
-def start(
-    state: EngineState, leg: Leg, hits: list[BlockId], lacking: int, out: list[Instruction]
-) -> None:
-    state.pool.share(hits)
-    blocks = state.pool.allocate(lacking)
-    assert blocks is not None, "checked by fits()"
-    leg.blocks = hits + blocks
-    leg.named_blocks = len(hits)
-    leg.computed = len(hits) * state.limits.block_size
+def hold(state: EngineState, leg: Leg, hit: Hit, *, quarantined: bool) -> list[BlockId]:
+    """Give the leg its blocks: those found, and the new ones, which are returned."""
+    state.pool.share(hit.blocks)
+    if hit.source is not None:
+        state.pool.share([hit.source])
+    lacking = state.blocks_for(leg.total) - len(hit.blocks)
+    blocks = state.pool.allocate(lacking, quarantined=quarantined)
+    assert blocks is not None, "checked by fit()"
+    if hit.source is not None:
+        state.copies.append((hit.source, blocks[0]))
+    leg.blocks = hit.blocks + blocks
+    leg.named_blocks = len(hit.blocks)
+    state.announce(leg)
+    return blocks
+
+
+def start(state: EngineState, leg: Leg, hit: Hit, out: list[Instruction]) -> None:
+    state.dequeue(leg)
+    hold(state, leg, hit, quarantined=False)
+    leg.computed = len(hit.blocks) * state.limits.block_size + hit.copied_tokens
     state.cache_hit_tokens += leg.computed
     state.cache_miss_tokens += leg.pending
     leg.move(Phase.RUNNING)
@@ -155,46 +260,34 @@ def start(
 
 
 def grant_room(state: EngineState, out: list[Instruction]) -> None:
-    """Answer reservations, oldest first, all or nothing; legs that lost their memory come first."""
-    while state.reserving and not state.waiting:
-        if len(state.running) + state.receiving >= state.limits.max_num_seqs:
-            return
-        leg = state.reserving[0]
-        hits = state.cached_prefix(leg)
-        lacking = state.blocks_for(leg.total) - len(hits)
-        if not fits(state, hits, lacking):
-            return
-        state.reserving.popleft()
-        state.pool.share(hits)
-        blocks = state.pool.allocate(lacking, quarantined=True)
-        assert blocks is not None, "checked by fits()"
-        leg.blocks = hits + blocks
-        leg.named_blocks = len(hits)
-        leg.first_missing = leg.received = len(hits) * state.limits.block_size
-        state.cache_hit_tokens += leg.first_missing
-        leg.move(Phase.RECEIVING)
-        state.receiving += 1
-        out.append(
-            Expect(
-                leg.ref,
-                leg.writer,
-                leg.first_missing,
-                leg.total,
-                state.limits.block_size,
-                tuple(blocks),
-            )
-        )
-        out.append(Room(leg.owner, leg.ref, leg.first_missing, tuple(run_lengths(blocks))))
+    """Answer reservations, all or nothing; legs that lost their memory come first."""
+    if not state.reserving or state.resuming or must_be_next(state.ready.head):
+        return
+    for leg, hit in fitting(state, state.reservations):
+        reserve(state, leg, hit, out)
+
+
+def reserve(state: EngineState, leg: Leg, hit: Hit, out: list[Instruction]) -> None:
+    state.dequeue(leg)
+    blocks = hold(state, leg, hit, quarantined=True)
+    size = state.limits.block_size
+    leg.first_missing = leg.received = len(hit.blocks) * size
+    state.cache_hit_tokens += leg.first_missing
+    leg.move(Phase.RECEIVING)
+    state.receiving += 1
+    out.append(Expect(leg.ref, leg.writer, leg.first_missing, leg.total, size, tuple(blocks)))
+    out.append(Room(leg.owner, leg.ref, leg.first_missing, tuple(run_lengths(blocks))))
 
 
 def ask_for_room(state: EngineState, out: list[Instruction]) -> None:
     """Ask decode for the legs that start soon and no others: what queues holds nothing."""
     window = ASK_AHEAD_STEPS * state.limits.max_num_batched_tokens
-    asked = 0
-    for leg in state.waiting:
-        if asked >= window:
+    for leg in state.unasked.walk():
+        if state.asked_tokens >= window:
             return
-        asked += leg.total
-        if leg.handoff and leg.phase is Phase.WAITING:
-            leg.move(Phase.ASKING)
-            out.append(NeedRoom(leg.owner, leg.ref))
+        if state.park(leg):
+            continue
+        state.unasked.discard(leg)
+        state.asked_tokens += leg.total
+        leg.move(Phase.ASKING)
+        out.append(NeedRoom(leg.owner, leg.ref))

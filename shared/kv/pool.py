@@ -7,7 +7,10 @@ Law (L4), after every call:  free + cached_idle + in_use + quarantined == total.
 - in_use: held by at least one lease and readable.
 - quarantined: held by one lease and being written by a peer; nobody may read it until `publish`.
 
-A block's hash is set once, when its last slot was written, and dropped when it is evicted.
+A block is named when what the name says was written, keeps the name until it is evicted, and no
+two blocks have the same name. Whoever holds a named block holds the named blocks before it too, and
+lets go of the last one first: so the least recently used idle block never has a child, and a prefix
+is evicted from its end.
 The pool is plain bookkeeping: it never touches the memory it describes.
 """
 
@@ -18,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvrelay.shared.kv.index import Name, PrefixIndex
 from kvrelay.shared.kv.prefix import BlockHash
 from kvrelay.shared.types import BlockId
 
@@ -44,8 +48,7 @@ class BlockPool:
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._refs = [0] * total
         self._quarantined: set[int] = set()
-        self._hash_of: dict[int, BlockHash] = {}
-        self._by_hash: dict[BlockHash, int] = {}
+        self._index = PrefixIndex()
 
     @property
     def available(self) -> int:
@@ -57,15 +60,27 @@ class BlockPool:
         held = self.total - free - idle
         return PoolCounts(self.total, free, idle, held - quarantined, quarantined)
 
+    def holders(self) -> dict[BlockId, int]:
+        """How many hold each block that is held. O(total): for tests and audits."""
+        return {BlockId(block): refs for block, refs in enumerate(self._refs) if refs}
+
     def lookup(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """The cached blocks of the longest known prefix, not yet held: `share` them at once."""
         found: list[BlockId] = []
         for digest in hashes:
-            block = self._by_hash.get(digest)
+            block = self._index.find(digest)
             if block is None:
                 break
             found.append(BlockId(block))
         return found
+
+    def lookup_part(self, parent: BlockHash, tokens: Sequence[int]) -> tuple[BlockId | None, int]:
+        """The block after `parent` that begins with most of `tokens`, and how many: to copy from.
+
+        Not yet held: `share` it until the copy is made.
+        """
+        block, count = self._index.longest(parent, tokens)
+        return (BlockId(block), count) if count else (None, 0)
 
     def idle_among(self, blocks: Iterable[BlockId]) -> int:
         """How many of `blocks` sharing would take out of `available`."""
@@ -74,7 +89,7 @@ class BlockPool:
     def share(self, blocks: Iterable[BlockId]) -> None:
         """One more holder for each block; they were just looked up."""
         for block in blocks:
-            assert block in self._hash_of, f"block {block} is not a cached prefix"
+            assert block in self._index, f"block {block} is not a cached prefix"
             if self._refs[block] == 0:
                 del self._idle[block]
             self._refs[block] += 1
@@ -97,14 +112,30 @@ class BlockPool:
         for block in blocks:
             self._quarantined.remove(block)
 
-    def register(self, block: BlockId, digest: BlockHash) -> None:
-        """Name a full, readable block. Equal content that already has a block keeps that one."""
+    def register(self, block: BlockId, name: Name) -> BlockId:
+        """Name a readable block. Returns the block to hold from now on.
+
+        That is another one when a block of this name is there already: the caller's hold has moved
+        to it and `block` is free. A tail that says no more than a known block stays without a name.
+        """
         assert self._refs[block] > 0 and block not in self._quarantined
-        if digest in self._by_hash:
-            return
-        assert block not in self._hash_of, f"block {block} has a name already"
-        self._hash_of[block] = digest
-        self._by_hash[digest] = block
+        if name.digest is not None and (stored := self._index.find(name.digest)) is not None:
+            self.share([BlockId(stored)])
+            self.release([block])
+            return BlockId(stored)
+        known = self._index.longest(name.parent, name.tokens)[1]
+        if name.digest is None and known == len(name.tokens):
+            return block
+        self._drop_shorter(name)
+        self._index.add(block, name)
+        return block
+
+    def _drop_shorter(self, name: Name) -> None:
+        tail = self._index.shorter(name)
+        if tail is not None and tail in self._idle:
+            del self._idle[tail]
+            self._index.remove(tail)
+            heapq.heappush(self._free, tail)
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """One holder less; freed last to first, so that a tail is evicted before its head."""
@@ -114,14 +145,14 @@ class BlockPool:
             if self._refs[block] > 0:
                 continue
             self._quarantined.discard(block)
-            if block in self._hash_of:
+            if block in self._index:
                 self._idle[block] = None
             else:
                 heapq.heappush(self._free, block)
 
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
-        del self._by_hash[self._hash_of.pop(block)]
+        self._index.remove(block)
         heapq.heappush(self._free, block)
 
     def check(self) -> None:
@@ -133,7 +164,22 @@ class BlockPool:
         assert len(free) + len(idle) + len(held) == self.total, "a block is in no state"
         assert self._quarantined <= held, "a quarantined block has no holder"
         assert min(self._refs) >= 0, "negative reference count"
-        assert idle <= self._hash_of.keys(), "an idle cached block has no name"
-        assert not (free & self._hash_of.keys()), "a free block has a name"
-        assert not (self._quarantined & self._hash_of.keys()), "a quarantined block has a name"
-        assert {digest: block for block, digest in self._hash_of.items()} == self._by_hash
+        named = {block for block in range(self.total) if block in self._index}
+        assert len(named) == len(self._index), "a name for a block that does not exist"
+        assert idle <= named, "an idle cached block has no name"
+        assert not free & named, "a free block has a name"
+        assert not self._quarantined & named, "a quarantined block has a name"
+        self._index.check()
+        self._check_order(named)
+
+    def _check_order(self, named: set[int]) -> None:
+        """Every named block's parent outlives it."""
+        age = {block: position for position, block in enumerate(self._idle)}
+        for block in named:
+            parent = self._index.find(self._index.name(block).parent)
+            if parent is None:
+                continue
+            if self._refs[block] > 0:
+                assert self._refs[parent] > 0, f"block {block} is held without its parent {parent}"
+            elif self._refs[parent] == 0:
+                assert age[block] < age[parent], f"block {parent} goes before its child {block}"

@@ -75,6 +75,8 @@ def leg_to_wire(spec: LegSpec) -> pb.Leg:
         choice=spec.choice,
         seen=spec.seen,
         eos_token_ids=spec.eos_token_ids,
+        priority=spec.priority,
+        cache_salt=spec.cache_salt,
     )
 
 
@@ -97,4 +99,6 @@ def leg_from_wire(leg: str, wire: pb.Leg) -> LegSpec:
         choice=wire.choice,
         seen=tuple(wire.seen),
         eos_token_ids=tuple(wire.eos_token_ids),
+        priority=wire.priority,
+        cache_salt=wire.cache_salt,
     )

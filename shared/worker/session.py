@@ -129,7 +129,7 @@ class Session:
 
     def _load_now(self) -> LoadRecord:
         state = self.engine.state
-        waiting = [*state.waiting]
+        waiting = [*state.waiting.values()]
         chunked = [leg.pending for leg in [*state.running] if leg.pending > 1]
         return LoadRecord(
             waiting_requests=len(waiting) + len(state.reserving),

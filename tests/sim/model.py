@@ -52,6 +52,8 @@ class ChainMemory:
         return memoryview(self._bytes)[first * BLOCK_BYTES : (first + count) * BLOCK_BYTES]
 
     def run(self, plan: Plan) -> StepResult:
+        for source, destination in plan.copies:
+            self.view(destination, 1)[:] = self.view(source, 1)
         return StepResult(
             plan.step, {row.key: token for row in plan.rows if (token := self._row(row)) >= 0}
         )

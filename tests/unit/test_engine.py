@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvrelay.shared.engine import messages as m
-from kvrelay.shared.engine.engine import Engine, cut_runs
+from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.plan import Plan, StepResult
+from kvrelay.shared.engine.push import cut_runs
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.types import EndReason, FinishReason, LegRef, LegSpec, SamplingParams
 
@@ -83,7 +84,7 @@ def test_prefill_asks_for_room_before_its_first_chunk_and_pushes_behind_each() -
     assert e.handle(m.PushDone(ref("a"), "abandoned")) == [
         m.Ended("r", ref("a"), EndReason.FINISHED)
     ]
-    assert e.state.pool.counts().cached_idle == 2, "the prompt stays as cache"
+    assert e.state.pool.counts().cached_idle == 3, "the prompt stays as cache"
 
 
 def test_decode_reads_nothing_before_every_chunk_arrived() -> None:
@@ -155,7 +156,7 @@ def test_one_token_is_always_computed_after_a_full_prefix_hit() -> None:
             e.handle(m.Serve("r", ref(f"{i}"), spec(f"{i}", prompt, max_tokens=1), handoff=False))
             while step(e, budget=16)[0] is not None:
                 pass
-        assert e.state.cache_hit_tokens == 2 * ((prompt - 1) // BLOCK) * BLOCK
+        assert e.state.cache_hit_tokens == 2 * (prompt - 1)
 
 
 def test_the_newest_leg_yields_its_memory_and_continues_where_it_was() -> None:
