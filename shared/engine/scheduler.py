@@ -24,8 +24,9 @@ SCAN_LEGS = 16
 """Legs without room that are looked at before the rest of a queue has to wait."""
 MAX_PASSED = 16
 """So often a leg without room is passed by; then nobody behind it starts before it does."""
-RESUME_BLOCKS = 4
-"""A leg that was preempted often comes back only to so much room to grow."""
+LEGS_PER_SPARE_BLOCK = 2
+"""One block is kept for so many running legs, which grow while a newcomer is let in. Without it 200
+legs on a twentieth of their memory are preempted twice as often, and compute 7 % more tokens."""
 
 
 def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Instruction]]:
@@ -110,23 +111,20 @@ def share_out(state: EngineState, budget_tokens: int) -> tuple[list[PlannedRow],
     chunks: list[Leg] = []
     for leg in state.running:
         (decodes if leg.pending == 1 else chunks).append(leg)
-    limits = state.limits
-    if len(decodes) > limits.max_num_batched_tokens:
-        decodes = take_turns(state, decodes)
-    rows = [row_for(leg, 1) for leg in decodes]
-    left = budget_tokens
-    if decodes:
-        floor = min(limits.block_size, limits.max_num_batched_tokens - len(decodes))
-        left = max(budget_tokens - len(decodes), floor)
     chunks.sort(key=lambda leg: leg.rank)
-    return rows, chunks, left
+    step_tokens = state.limits.max_num_batched_tokens
+    floor = min(state.limits.block_size, step_tokens // 2)
+    if len(decodes) > step_tokens - floor:
+        decodes = take_turns(decodes, step_tokens - floor, state.step + 1)
+    left = max(budget_tokens - len(decodes), floor) if decodes else budget_tokens
+    return [row_for(leg, 1) for leg in decodes], chunks, left
 
 
-def take_turns(state: EngineState, decodes: list[Leg]) -> list[Leg]:
-    """As many as a step can hold, those whose last turn is longest ago first."""
-    chosen = sorted(decodes, key=lambda leg: leg.turn)[: state.limits.max_num_batched_tokens]
+def take_turns(decodes: list[Leg], count: int, step: int) -> list[Leg]:
+    """`count` of them, those whose last turn is longest ago first."""
+    chosen = sorted(decodes, key=lambda leg: leg.turn)[:count]
     for leg in chosen:
-        leg.turn = state.step + 1
+        leg.turn = step
     return chosen
 
 
@@ -169,11 +167,11 @@ def row_for(leg: Leg, count: int) -> PlannedRow:
 # ---- admission -------------------------------------------------------------------------------
 
 
-def margin_blocks(state: EngineState, leg: Leg) -> int:
+def margin_blocks(state: EngineState) -> int:
     """What a leg must leave free; nothing when nobody else is here to need it."""
     if not state.running and not state.receiving:
         return 0
-    return state.limits.watermark_blocks + min(leg.preemptions, RESUME_BLOCKS)
+    return state.limits.watermark_blocks + len(state.running) // LEGS_PER_SPARE_BLOCK
 
 
 def fit(state: EngineState, leg: Leg) -> Hit | None:
@@ -181,7 +179,7 @@ def fit(state: EngineState, leg: Leg) -> Hit | None:
     hit = state.cached_prefix(leg)
     lacking = state.blocks_for(leg.total) - len(hit.blocks)
     room = state.pool.available - state.pool.idle_among(hit.blocks)
-    room -= lacking + margin_blocks(state, leg)
+    room -= lacking + margin_blocks(state)
     if hit.source is not None and room < state.pool.idle_among([hit.source]):
         hit = Hit(hit.blocks)  # to hold what is copied would take the last block
     return hit if room >= 0 else None
@@ -202,6 +200,8 @@ def fitting(state: EngineState, queue: LegQueue, before: Rank = LAST) -> Iterato
             for earlier in refused:
                 earlier.passed += 1
             yield leg, hit
+            if any(map(must_be_next, refused)):
+                return
             continue
         refused.append(leg)
         if must_be_next(leg) or len(refused) == SCAN_LEGS:

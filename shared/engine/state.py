@@ -34,7 +34,7 @@ class EngineLimits:
     max_chunk_blocks: int = 512
     """Most blocks in one chunk of the relay."""
     watermark_blocks: int = 1
-    """Kept free for running legs while new ones are let in; a lone leg may use them."""
+    """Kept free for running legs, besides some for each of them, while new ones are let in."""
     policy: Policy = fcfs
 
 
