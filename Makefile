@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-system oracle lint format types imports proto wheel clean
+.PHONY: help install up test test-system oracle lint format types imports fuzz proto wheel clean
 
 ARGS ?=
 VENV := .venv
@@ -51,6 +51,9 @@ imports: $(STAMP) ## who may import whom
 
 sanitize: $(STAMP) ## 10,000 steps of the native kernels under address and thread sanitizers
 	$(BIN)/python tests/sanitize.py $(ARGS)
+
+fuzz: $(STAMP) ## 1,000,000 random events around an engine, each checked (nightly)
+	$(BIN)/python tests/fuzz.py $(ARGS)
 
 proto: $(STAMP) ## generated gRPC code, committed beside its source
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \
