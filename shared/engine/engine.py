@@ -13,6 +13,7 @@ from functools import singledispatchmethod
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine import scheduler
+from kvrelay.shared.engine.admission import grant_room
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.push import push
 from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
@@ -96,7 +97,7 @@ class Engine:
         if leg is not None:
             leg.writer = event.writer
             self.state.arrive(leg)
-            scheduler.grant_room(self.state, self._out)
+            grant_room(self.state, self._out)
 
     @_apply.register
     def _(self, event: m.RoomGranted) -> None:
@@ -274,7 +275,7 @@ class Engine:
         del self.state.legs[leg.ref]
         self._out.append(m.Ended(leg.owner, leg.ref, reason, message, retryable))
         if self.state.reserving:
-            scheduler.grant_room(self.state, self._out)
+            grant_room(self.state, self._out)
 
 
 def finish_reason(spec: LegSpec, index: int, token: int, full: bool) -> FinishReason | None:

@@ -18,6 +18,7 @@ from kvrelay.shared.checkpoint.config import ModelConfig, read_config
 from kvrelay.shared.checkpoint.source import ModelSource, resolve_model, weights_id
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
 from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.engine.policy import POLICIES
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.lifeline import announce_ready
@@ -281,6 +282,7 @@ def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]
         max_model_len=facts.capacity.max_model_len,
         vocab_size=facts.model.vocab,
         salt=repr(sorted(fingerprint.items())).encode(),
+        policy=POLICIES[config.scheduling_policy],
     )
 
 

@@ -42,6 +42,8 @@ class WorkerConfig(Settings):
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Most tokens in one step; longer prompts are computed in chunks. Unset means 512 of a prefill
     worker, which nobody's next token waits for, and 256 of others."""
+    scheduling_policy: Literal["fcfs", "priority", "shortest-uncached-first"] = "fcfs"
+    """Which waiting request starts first; each policy lets what waits long enough go before."""
     kv_cache_memory_bytes: Annotated[
         ByteSize, Field(ge=1 << 20), Named(setting="kv_cache_memory")
     ] = ByteSize(512 << 20)

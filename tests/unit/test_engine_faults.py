@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.sim.engine_world import World
 
+from kvrelay.shared.engine import admission, scheduler, state
 from kvrelay.shared.engine import messages as m
-from kvrelay.shared.engine import scheduler, state
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.inflight import Inflight
 from kvrelay.shared.engine.plan import Plan
@@ -197,7 +197,7 @@ FAULTS: dict[str, Fault] = {
     "published early": replace(Engine, "handle", publish_early),
     "tail longer than written": replace(EngineState, "name_tail", long_tail),
     "copies left out": replace(scheduler, "plan", no_copies),
-    "source of a copy not held": replace(scheduler, "hold", source_not_held),
+    "source of a copy not held": replace(admission, "hold", source_not_held),
     "waiters not woken": replace(Inflight, "done", deaf),
     "given up, but not told": replace(EngineState, "give_up", lambda _: lambda it, leg: None),
     "equal block exchanged, table not": replace(BlockPool, "register", exchange_without_table),

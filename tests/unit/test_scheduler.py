@@ -10,6 +10,7 @@ from tests.sim.desk import Desk, desk
 from tests.sim.model import BLOCK, VOCAB, reference
 
 from kvrelay.shared.engine import messages as m
+from kvrelay.shared.engine.admission import MAX_PASSED
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.plan import StepResult
 from kvrelay.shared.engine.policy import (
@@ -20,7 +21,6 @@ from kvrelay.shared.engine.policy import (
     priority,
     shortest_uncached_first,
 )
-from kvrelay.shared.engine.scheduler import MAX_PASSED
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.types import LegRef, LegSpec, SamplingParams
 
