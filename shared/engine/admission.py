@@ -50,6 +50,8 @@ def fit(state: EngineState, leg: Leg) -> Hit | None:
 def fitting(state: EngineState, queue: LegQueue, before: Rank = LAST) -> Iterator[tuple[Leg, Hit]]:
     """Legs of the queue that have room, the best first. Each must be taken out of the queue."""
     refused: list[Leg] = []
+    if state.pool.available <= margin_blocks(state):
+        return  # each needs one new block at least
     for leg in queue.walk():
         if leg.rank > before:
             return

@@ -65,8 +65,14 @@ def retries(stack: Stack) -> float:
 
 def busy(workers: list[Process]) -> Process:
     """The one that runs something."""
-    until(lambda: any(metrics(worker)[RUNNING] for worker in workers), 10.0, "one of them runs")
-    return next(worker for worker in workers if metrics(worker)[RUNNING])
+    running: list[Process] = []
+
+    def found() -> bool:
+        running[:] = [worker for worker in workers if metrics(worker)[RUNNING]]
+        return bool(running)
+
+    until(found, 10.0, "one of them runs")
+    return running[0]
 
 
 def varied_requests(tokens: int) -> list[dict[str, Any]]:
@@ -104,7 +110,7 @@ def test_decode_is_lost_in_mid_answer(tcp: Stack, unsplit: Stack, number: signal
 @pytest.mark.leaks_allowed
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_prefill_is_lost_in_mid_prompt(tcp: Stack, unsplit: Stack, number: signal.Signals) -> None:
-    requests, before = varied_requests(900), retries(tcp)
+    requests, before = varied_requests(1500), retries(tcp)
     enough = tcp.counted(tcp.prefills, COMPUTED) + 1
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = [pool.submit(ask, tcp, TEXT, request) for request in requests]

@@ -12,7 +12,7 @@ from tests.sim.model import BLOCK, VOCAB, reference
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.engine import Engine
-from kvrelay.shared.engine.plan import StepResult
+from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.types import LegRef, LegSpec, SamplingParams
 
@@ -124,6 +124,29 @@ def test_a_next_turn_computes_what_is_new_and_one_token() -> None:
         assert chat.cached[f"{turn}"] == len(prompt) - unknown
         assert chat.computed_tokens - before == unknown + answer_tokens - 1
         history = prompt + answer
+
+
+def test_decode_finds_prompt_and_answer_of_the_last_turn_in_whole_blocks() -> None:
+    """What it lacks for the next turn begins behind them; its last block is relayed again."""
+    turns = desk(blocks=40)
+    engine = turns.engine
+    first, second = LegRef("1", 0, 1), LegRef("2", 0, 2)
+    prompt = list(range(10))
+    answer = reference(prompt, 9)
+    spec = LegSpec("1", tuple(prompt), SamplingParams(max_tokens=9))
+    turns.answers["1"] = []
+    room = engine.handle(m.Reserve("r", first, spec, "P"))[1]
+    assert room == m.Room("r", first, 0, (3,))
+    for token in prompt:
+        turns.memory.run(
+            Plan(0, (PlannedRow("1", (token,), token, (0, 1, 2), False, spec.sampling),))
+        )
+    turns.note(engine.handle(m.ChunkArrived(first, 0, 10, last=True, token=answer[0])))
+    turns.finish()
+    assert turns.answers["1"] == answer
+    next_turn = LegSpec("2", (*prompt, *answer, 5, 6), SamplingParams())
+    room = engine.handle(m.Reserve("r", second, next_turn, "P"))[1]
+    assert room == m.Room("r", second, 16, (2,))
 
 
 def test_two_texts_share_a_block_up_to_the_token_where_they_part() -> None:
