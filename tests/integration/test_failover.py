@@ -110,7 +110,7 @@ def test_decode_is_lost_in_mid_answer(tcp: Stack, unsplit: Stack, number: signal
 @pytest.mark.leaks_allowed
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_prefill_is_lost_in_mid_prompt(tcp: Stack, unsplit: Stack, number: signal.Signals) -> None:
-    requests, before = varied_requests(1500), retries(tcp)
+    requests, before = varied_requests(900), retries(tcp)
     enough = tcp.counted(tcp.prefills, COMPUTED) + 1
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = [pool.submit(ask, tcp, TEXT, request) for request in requests]
