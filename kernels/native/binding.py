@@ -23,11 +23,10 @@ from kvrelay.kernels.native.step import (
     NativeError,
     Pool,
     StepArgs,
-    step_args,
 )
 
-__all__ = ["Batch", "Draw", "Drawn", "Floats", "Library", "NativeError", "NativeModel", "Pool"]
-__all__ += ["Shape", "Slot", "Variant"]
+__all__ = ["Batch", "Draw", "Drawing", "Drawn", "Floats", "Library", "NativeError", "NativeModel"]
+__all__ += ["Pool", "Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
 ABI = 2
@@ -152,6 +151,8 @@ class NativeModel:
         self.draw_memory = Memory(self._calls.kvr_draw_memory(self._handle))
         """What draws work in. A thread's piece begins with the float64 weights of its last row."""
         self._logits = Memory(0)
+        self._args = StepArgs()
+        """Of steps that draw, which are the frequent ones."""
 
     def close(self) -> None:
         """Ends the threads and frees the weights. Idempotent."""
@@ -196,25 +197,20 @@ class NativeModel:
         then.
         """
         logits = np.empty((len(batch.wanted), self.shape.vocab), np.float32)
-        args, kept = step_args(batch, pool, self.shape.block_size)
-        args.logits = logits.ctypes.data
+        args = StepArgs(logits=logits.ctypes.data)
+        args.put(batch, pool, self.shape.block_size)
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
-        del kept
         return logits
 
-    def step_and_draw(
-        self, batch: Batch, pool: Pool, draws: Sequence[Draw], *, logprobs: bool = False
-    ) -> Drawn:
+    def step_and_draw(self, batch: Batch, pool: Pool, drawing: Drawing) -> Drawn:
         """As `step`, and draw each wanted row's token in the same call; the logits stay inside."""
         size = len(batch.wanted) * self.shape.vocab * 4
         if self._logits.bytes < size:  # kept: new pages cost more than the draws
             self._logits = Memory(size)
-        args, kept = step_args(batch, pool, self.shape.block_size)
-        args.logits = self._logits.address
-        drawing = Drawing(draws, logprobs=logprobs)
-        drawing.put(args, self.draw_memory)
-        self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
-        del kept
+            self._args.logits = self._logits.address
+        self._args.put(batch, pool, self.shape.block_size)
+        drawing.put(self._args, self.draw_memory)
+        self._check(self._calls.kvr_step(self._handle, ctypes.byref(self._args)))
         return drawing.result()
 
     def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawn:
@@ -244,13 +240,13 @@ class NativeModel:
         assert qkv.dtype == np.float32 and qkv.flags.c_contiguous, qkv.dtype
         assert qkv.shape == (len(batch.tokens), self.width), qkv.shape
         mix = np.empty((len(qkv), self.shape.heads * self.shape.head_dim), np.float32)
-        args, kept = step_args(batch, pool, self.shape.block_size)
+        args = StepArgs()
+        args.put(batch, pool, self.shape.block_size)
         self._check(
             self._calls.kvr_attention(
                 self._handle, ctypes.byref(args), layer, qkv.ctypes.data, mix.ctypes.data
             )
         )
-        del kept
         return mix
 
     def _ends(self, slot: Slot) -> tuple[int, int]:

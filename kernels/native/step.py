@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Numbers = Sequence[int] | Ints
-Kept = tuple["array[int]", "array[int]"]
-"""Arrays whose memory arguments point to: they live as long as those."""
 
 
 class NativeError(Exception):
@@ -96,7 +94,10 @@ class Memory:
 
 
 class StepArgs(ctypes.Structure):
-    """`kvr_step_args`"""
+    """`kvr_step_args`. It may be filled again and again, and keeps the arrays that it points to.
+
+    After a step, whatever runs first runs from memory: few calls, and none of numpy's.
+    """
 
     _fields_ = (
         ("pool", ctypes.c_void_p),
@@ -120,54 +121,54 @@ class StepArgs(ctypes.Structure):
         ("draw_memory_bytes", ctypes.c_int64),
     )
 
-
-def step_args(batch: Batch, pool: Pool, block_size: int) -> tuple[StepArgs, Kept]:
-    """Without logits and draws. Raises `NativeError` when the tables are too short."""
-    # After a step, whatever runs first runs from memory: few calls, and none of numpy's.
-    together, places = array("i"), []
-    for part in (batch.tokens, batch.starts, batch.counts, batch.tables, batch.wanted):
-        places.append(4 * len(together))
-        together.extend(part)
-    offsets, entries = array("q"), 0
-    for start, count in zip(batch.starts, batch.counts, strict=True):
-        offsets.append(entries)
-        entries += -(-(start + count) // block_size)
-    if len(batch.tables) < entries:
-        raise NativeError(f"the block tables have {len(batch.tables)} entries of {entries}")
-    at, _ = together.buffer_info()
-    args = StepArgs(
-        pool=pool.address,
-        pool_blocks=pool.blocks,
-        tokens=len(batch.tokens),
-        rows=len(batch.starts),
-        token_ids=at,
-        starts=at + places[1],
-        counts=at + places[2],
-        table_offsets=offsets.buffer_info()[0],
-        tables=at + places[3],
-        wanted=len(batch.wanted),
-        wanted_at=at + places[4],
-    )
-    return args, (together, offsets)
+    def put(self, batch: Batch, pool: Pool, block_size: int) -> None:
+        """All but the logits and draws. Raises `NativeError` when the tables are too short."""
+        offsets, entries = array("q"), 0
+        for start, count in zip(batch.starts, batch.counts, strict=True):
+            offsets.append(entries)
+            entries += -(-(start + count) // block_size)
+        if len(batch.tables) < entries:
+            raise NativeError(f"the block tables have {len(batch.tables)} entries of {entries}")
+        together = [*batch.tokens, *batch.starts, *batch.counts, *batch.wanted, *batch.tables]
+        numbers = array("i", together)
+        tokens, rows, wanted = len(batch.tokens), len(offsets), len(batch.wanted)
+        at, _ = numbers.buffer_info()
+        self.pool, self.pool_blocks = pool.address, pool.blocks
+        self.tokens, self.rows, self.wanted = tokens, rows, wanted
+        self.token_ids = at
+        self.starts = at + 4 * tokens
+        self.counts = at + 4 * (tokens + rows)
+        self.wanted_at = at + 4 * (tokens + 2 * rows)
+        self.tables = at + 4 * (tokens + 2 * rows + wanted)
+        self.table_offsets, _ = offsets.buffer_info()
+        self.kept = numbers, offsets
 
 
 _DRAW = struct.Struct("=3d3Q4i")
-"""`kvr_draw`, which has no padding."""
+"""`kvr_draw`, which has no padding: eight words, of which one is the output index."""
+_WORDS, _INDEX = 8, 5
 
 
 class Drawing:
-    """The draws of one step: laid out for the library, which writes into `drawn` and `logprobs`."""
+    """Draws as the library reads them, and where it writes what it drew.
 
-    def __init__(self, draws: Sequence[Draw], *, logprobs: bool) -> None:
+    The same ones may be made in any number of steps, of which each needs its own output indices.
+    """
+
+    def __init__(self, draws: Sequence[Draw], *, logprobs: bool = False) -> None:
         banned: list[int] = []
         packed: list[bytes] = []
         for draw in draws:
             packed.append(_DRAW.pack(*draw[:-1], len(banned), len(draw.banned)))
             banned += draw.banned
-        self._draws = array("B", b"".join(packed))
+        self._draws = array("Q", b"".join(packed))
         self._banned = array("i", banned)
         self._drawn = array("i", bytes(8 * len(draws)))
         self._logprobs = np.empty(len(draws), np.float32) if logprobs else None
+
+    def at(self, output_indices: Sequence[int]) -> None:
+        """The next draws are of the tokens with these indices."""
+        self._draws[_INDEX::_WORDS] = array("Q", output_indices)
 
     def put(self, args: StepArgs, memory: Memory) -> None:
         """Ask for the draws in a call's arguments; all live until it has returned."""
@@ -179,6 +180,7 @@ class Drawing:
         args.draw_memory, args.draw_memory_bytes = memory.address, memory.bytes
 
     def result(self) -> Drawn:
-        """Once the call has returned."""
+        """Once the call has returned; a later call writes over none of it."""
         pairs = self._drawn.tolist()
-        return Drawn(pairs[0::2], pairs[1::2], self._logprobs)
+        logprobs = None if self._logprobs is None else self._logprobs.copy()
+        return Drawn(pairs[0::2], pairs[1::2], logprobs)

@@ -54,10 +54,11 @@ def drawn_tokens(
     sampled: dict[str, int] = {}
     failed: dict[str, str] = {}
     for row, token, status in zip(rows, drawn.tokens, drawn.statuses, strict=True):
-        if largest := _LARGEST.get(status):
+        if status == 0:
+            sampled[row.key] = token
+        else:
+            largest = _LARGEST[status]
             failed[row.key] = (
                 f"the largest of {vocab_limit} logits is {largest}, which gives no token"
             )
-        else:
-            sampled[row.key] = token
     return sampled, failed

@@ -51,7 +51,6 @@ class StepResult:
 
     step: int
     sampled: dict[str, int] = field(default_factory=dict)
-    elapsed_ns: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     """Why a row that asked to sample has no token (its logits are no numbers), by row key."""
 
