@@ -26,11 +26,12 @@ def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Inst
     out: list[Instruction] = []
     preempted = grow_running(state)
     rows = chunk_running(state, budget_tokens)
-    if not preempted:
-        left = budget_tokens - sum(len(row.tokens) for row in rows)
-        rows += admit(state, left, out)
-        grant_room(state, out)
-    ask_for_room(state, out)
+    if state.waiting or state.reserving:
+        if not preempted:
+            left = budget_tokens - sum(len(row.tokens) for row in rows)
+            rows += admit(state, left, out)
+            grant_room(state, out)
+        ask_for_room(state, out)
     if not rows:
         return None, out
     state.step += 1
