@@ -111,8 +111,8 @@ def run_steps(file: Path, steps: int) -> None:
                 logprobs = bool(draw.integers(2))
                 place = Pool(pool.ctypes.data, BLOCKS)
                 drawing = Drawing(draws, logprobs=logprobs)
-                drawn = model.step_and_draw(batch, place, drawing)
-                assert drawn.statuses == [DrawStatus.DRAWN] * len(draws)
+                model.step_and_draw(batch, place, drawing)
+                assert drawing.statuses == [DrawStatus.DRAWN] * len(draws)
             model.close()
 
 

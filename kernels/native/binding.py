@@ -17,7 +17,6 @@ from kvrelay.kernels.native.step import (
     Batch,
     Draw,
     Drawing,
-    Drawn,
     Floats,
     Memory,
     NativeError,
@@ -25,7 +24,7 @@ from kvrelay.kernels.native.step import (
     StepArgs,
 )
 
-__all__ = ["Batch", "Draw", "Drawing", "Drawn", "Floats", "Library", "NativeError", "NativeModel"]
+__all__ = ["Batch", "Draw", "Drawing", "Floats", "Library", "NativeError", "NativeModel"]
 __all__ += ["Pool", "Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
@@ -202,7 +201,7 @@ class NativeModel:
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
         return logits
 
-    def step_and_draw(self, batch: Batch, pool: Pool, drawing: Drawing) -> Drawn:
+    def step_and_draw(self, batch: Batch, pool: Pool, drawing: Drawing) -> None:
         """As `step`, and draw each wanted row's token in the same call; the logits stay inside."""
         size = len(batch.wanted) * self.shape.vocab * 4
         if self._logits.bytes < size:  # kept: new pages cost more than the draws
@@ -211,9 +210,8 @@ class NativeModel:
         self._args.put(batch, pool, self.shape.block_size)
         drawing.put(self._args, self.draw_memory)
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(self._args)))
-        return drawing.result()
 
-    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawn:
+    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawing:
         """The draws of a step alone, from logits [wanted, V]."""
         assert logits.shape == (len(draws), self.shape.vocab), logits.shape
         own = np.array(logits, np.float32, order="C")  # banned ids are struck out of them
@@ -221,7 +219,7 @@ class NativeModel:
         drawing = Drawing(draws, logprobs=logprobs)
         drawing.put(args, self.draw_memory)
         self._check(self._calls.kvr_draw_rows(self._handle, ctypes.byref(args)))
-        return drawing.result()
+        return drawing
 
     def linear(self, slot: Slot, layer: int, x: Floats) -> Floats:
         """One matrix of a step alone, x [T, in] -> [T, out]; see `kvr_linear` for the slots."""

@@ -30,7 +30,7 @@ class Pool:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The tokens of a step, row by row. Row i computes `counts[i]` tokens from `starts[i]` on."""
 
@@ -69,19 +69,6 @@ class DrawStatus(IntEnum):
     """The largest logit is infinite."""
     NOTHING = 3
     """Every id is banned or has the logit -inf."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step drew, row by row."""
-
-    tokens: list[int]
-    """0 where none was drawn."""
-    statuses: list[int]
-    """`DrawStatus` values."""
-    logprobs: Floats | None
-    """Of the tokens in the softmax of the bare logits below the limit: before temperature, filters
-    and bans. NaN where a logit is NaN or no token was drawn; None unless asked for."""
 
 
 class Memory:
@@ -163,8 +150,19 @@ class Drawing:
             banned += draw.banned
         self._draws = array("Q", b"".join(packed))
         self._banned = array("i", banned)
-        self._drawn = array("i", bytes(8 * len(draws)))
-        self._logprobs = np.empty(len(draws), np.float32) if logprobs else None
+        self.drawn = array("i", bytes(8 * len(draws)))
+        """By the last call, of each row: the token (0 where none was drawn), its `DrawStatus`."""
+        self.logprobs = np.empty(len(draws), np.float32) if logprobs else None
+        """Of the tokens in the softmax of the bare logits below the limit: before temperature,
+        filters and bans. NaN where a logit is NaN or no token was drawn; None unless asked for."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.drawn[0::2].tolist()
+
+    @property
+    def statuses(self) -> list[int]:
+        return self.drawn[1::2].tolist()
 
     def at(self, output_indices: Sequence[int]) -> None:
         """The next draws are of the tokens with these indices."""
@@ -172,15 +170,9 @@ class Drawing:
 
     def put(self, args: StepArgs, memory: Memory) -> None:
         """Ask for the draws in a call's arguments; all live until it has returned."""
-        assert len(self._drawn) == 2 * args.wanted, (len(self._drawn), args.wanted)
+        assert len(self.drawn) == 2 * args.wanted, (len(self.drawn), args.wanted)
         args.draws, _ = self._draws.buffer_info()
         args.banned, args.all_banned = self._banned.buffer_info()
-        args.drawn, _ = self._drawn.buffer_info()
-        args.logprobs = None if self._logprobs is None else self._logprobs.ctypes.data
+        args.drawn, _ = self.drawn.buffer_info()
+        args.logprobs = None if self.logprobs is None else self.logprobs.ctypes.data
         args.draw_memory, args.draw_memory_bytes = memory.address, memory.bytes
-
-    def result(self) -> Drawn:
-        """Once the call has returned; a later call writes over none of it."""
-        pairs = self._drawn.tolist()
-        logprobs = None if self._logprobs is None else self._logprobs.copy()
-        return Drawn(pairs[0::2], pairs[1::2], logprobs)

@@ -71,8 +71,8 @@ class NativeRunner:
     def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
         sampling = [row for row in rows if row.sample]
         drawing = self._lay_out_draws(sampling)
-        drawn = self.model.step_and_draw(self._batch(rows), self._pool, drawing)
-        return drawn_tokens(sampling, drawn, self._vocab_limit)
+        self.model.step_and_draw(self._batch(rows), self._pool, drawing)
+        return drawn_tokens(sampling, drawing, self._vocab_limit)
 
     def _lay_out_draws(self, rows: Sequence[PlannedRow]) -> Drawing:
         """From one decode step to the next only the output indices change."""

@@ -173,10 +173,10 @@ def test_a_step_draws_from_the_logits_that_it_gives(variant: Variant) -> None:
     drawing = Drawing(draws, logprobs=True)
     for index in range(20):
         drawing.at([index, index + 5])
-        drawn = model.step_and_draw(batch, place, drawing)
+        model.step_and_draw(batch, place, drawing)
         wanted = [sample(logits[at], params, ReferenceDraw(at, index + 5 * at)) for at in (0, 1)]
-        assert drawn.tokens == wanted
-        np.testing.assert_allclose(drawn.logprobs, exact_logprobs(logits, wanted), rtol=1e-6)
+        assert drawing.tokens == wanted
+        np.testing.assert_allclose(drawing.logprobs, exact_logprobs(logits, wanted), rtol=1e-6)
     model.close()
 
 
