@@ -26,11 +26,12 @@ def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Inst
     out: list[Instruction] = []
     preempted = grow_running(state)
     rows = chunk_running(state, budget_tokens)
-    if not preempted:
-        left = budget_tokens - sum(len(row.tokens) for row in rows)
-        rows += admit(state, left, out)
-        grant_room(state, out)
-    ask_for_room(state, out)
+    if state.waiting or state.reserving:
+        if not preempted:
+            left = budget_tokens - sum(len(row.tokens) for row in rows)
+            rows += admit(state, left, out)
+            grant_room(state, out)
+        ask_for_room(state, out)
     if not rows:
         return None, out
     state.step += 1
@@ -40,16 +41,18 @@ def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Inst
 def grow_running(state: EngineState) -> bool:
     """Blocks for all known tokens of every running leg; the newest yields to the oldest."""
     preempted = False
+    size = state.limits.block_size
     position = 0
     while position < len(state.running):
         leg = state.running[position]
-        lacking = state.blocks_for(leg.total) - len(leg.blocks)
-        blocks = state.pool.allocate(lacking) if lacking > 0 else []
-        if blocks is None:
-            preempt(state, state.running[-1])
-            preempted = True
-            continue  # the same leg again, unless it was the victim itself
-        leg.blocks += blocks
+        missing_tokens = leg.total - len(leg.blocks) * size
+        if missing_tokens > 0:
+            blocks = state.pool.allocate(state.blocks_for(missing_tokens))
+            if blocks is None:
+                preempt(state, state.running[-1])
+                preempted = True
+                continue  # the same leg again, unless it was the victim itself
+            leg.blocks += blocks
         position += 1
     return preempted
 
@@ -69,11 +72,9 @@ def preempt(state: EngineState, leg: Leg) -> None:
 
 def chunk_running(state: EngineState, budget_tokens: int) -> list[PlannedRow]:
     """Share the budget: legs that are one token from their next first, then prompts in order."""
-    rows = []
+    rows: list[PlannedRow] = []
     left = budget_tokens
-    decodes = [leg for leg in state.running if leg.pending == 1]
-    chunks = [leg for leg in state.running if leg.pending > 1]
-    for leg in (*decodes, *chunks):
+    for leg in sorted(state.running, key=lambda leg: leg.pending > 1):
         if left == 0:
             break
         count = min(leg.pending, left)
