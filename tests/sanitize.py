@@ -17,7 +17,7 @@ import numpy as np
 
 from kvrelay.kernels.native.binding import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
 from kvrelay.kernels.native.build import build, compiler
-from kvrelay.kernels.native.step import Draw, DrawStatus
+from kvrelay.kernels.native.step import Draw, Drawing, DrawStatus
 
 SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
@@ -110,8 +110,9 @@ def run_steps(file: Path, steps: int) -> None:
                 draws = random_draws(draw, len(batch.wanted))
                 logprobs = bool(draw.integers(2))
                 place = Pool(pool.ctypes.data, BLOCKS)
-                drawn = model.step_and_draw(batch, place, draws, logprobs=logprobs)
-                assert drawn.statuses == [DrawStatus.DRAWN] * len(draws)
+                drawing = Drawing(draws, logprobs=logprobs)
+                model.step_and_draw(batch, place, drawing)
+                assert drawing.statuses == [DrawStatus.DRAWN] * len(draws)
             model.close()
 
 

@@ -19,9 +19,9 @@ using kvr::QUERY_ROWS;
 
 // One member's memory; the layout for T = float has room for bf16 too.
 template <class T> struct Workspace {
-    float *scores;   // [QUERY_ROWS, KEY_TILE]
-    T *weights;      // [QUERY_ROWS, KEY_TILE]
-    float *part;     // [QUERY_ROWS, 32]
+    float *scores[2];  // [QUERY_ROWS, KEY_TILE] of one group of rows, and of the next
+    T *weights[2];     // [QUERY_ROWS, KEY_TILE]
+    float *part;       // [QUERY_ROWS, D]
     float *mix;      // [rows, D]
     float *total;    // [rows, W]
     float *top, *shrink;  // [rows]
@@ -35,9 +35,9 @@ template <class T> struct Workspace {
             field = reinterpret_cast<decltype(+field)>(at);
             at += (count * sizeof *field + 63) / 64 * 64;
         };
-        carve(scores, size_t(QUERY_ROWS) * KEY_TILE);
-        carve(weights, size_t(QUERY_ROWS) * KEY_TILE);
-        carve(part, size_t(QUERY_ROWS) * TILE);
+        for (float *&of : scores) carve(of, size_t(QUERY_ROWS) * KEY_TILE);
+        for (T *&of : weights) carve(of, size_t(QUERY_ROWS) * KEY_TILE);
+        carve(part, size_t(QUERY_ROWS) * dim);
         carve(mix, size_t(rows) * dim);
         carve(total, size_t(rows) * W);
         carve(top, rows);
@@ -57,7 +57,9 @@ struct Keys {
 template <class T> struct Attention {
     const kvr::Job &job;
     const int layer, head, row, dim, wide;  // wide: dim, padded
+    const int start, rows, heads;  // rows: queries from position `start` on, of `heads` heads each
     const Workspace<T> &work;
+    static constexpr int PARTS = KEY_TILE / TILE;
     const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
 
@@ -201,20 +203,63 @@ template <class T> struct Attention {
         store(work.total + r * W, sum);
     }
 
-    // For `rows` rows from `first` on.
-    void add_values(int first, int rows, int used) const {
-        for (int d = 0; d < wide; d += TILE) {
-            const Packed values{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, used};
-            tile(work.weights, KEY_TILE, rows, values, work.part, TILE);
-            for (int r = 0; r < rows; ++r) {
-                const float shrink = work.shrink[first + r];
-                if (shrink < 0.0f) continue;
-                float *mix = work.mix + (first + r) * wide + d;
-                for (int at = 0; at < TILE; at += W)
-                    store(mix + at,
-                          fma(load(mix + at), splat(shrink), load(work.part + r * TILE + at)));
-            }
+    // Scores of a group of rows with the keys of column tile `part` of the key tile.
+    void score(const T *q, int group, int part, const Keys &keys) const {
+        const int key = part * TILE, panel = wide * PANEL;
+        if (key >= keys.used) return;
+        tile(q + group * QUERY_ROWS * wide, wide, rows_of(group),
+             Packed{work.keys + key / PANEL * panel, panel, wide}, work.scores[group % 2] + key,
+             KEY_TILE);
+    }
+
+    // Part `part` of a group's rows.
+    void soften(int group, int part, const Keys &keys) const {
+        const int rows = rows_of(group), each = QUERY_ROWS / PARTS, end = (part + 1) * each;
+        for (int r = part * each; r < end && r < rows; ++r) {
+            const int row = group * QUERY_ROWS + r;
+            soften(row, start + row / heads, work.scores[group % 2] + r * KEY_TILE,
+                   work.weights[group % 2] + r * KEY_TILE, keys);
         }
+    }
+
+    // Values as a group's rows weigh them: every PARTS-th column tile from `part` on.
+    void weigh_values(int group, int part, int used) const {
+        for (int d = part * TILE; d < wide; d += PARTS * TILE) {
+            const Packed values{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, used};
+            tile(work.weights[group % 2], KEY_TILE, rows_of(group), values, work.part + d, wide);
+        }
+    }
+
+    void add_values(int group) const {
+        for (int r = 0; r < rows_of(group); ++r) {
+            const int row = group * QUERY_ROWS + r;
+            const float shrink = work.shrink[row];
+            if (shrink < 0.0f) continue;
+            float *mix = work.mix + row * wide;
+            const float *part = work.part + r * wide;
+            for (int d = 0; d < wide; d += W)
+                store(mix + d, fma(load(mix + d), splat(shrink), load(part + d)));
+        }
+    }
+
+    // One key tile. What AMX does for the groups before and after runs beside a group's softmax,
+    // and nothing is loaded as soon as it was stored.
+    void add(const T *q, const Keys &keys) const {
+        const int groups = (rows + QUERY_ROWS - 1) / QUERY_ROWS;
+        for (int part = 0; part < PARTS; ++part) score(q, 0, part, keys);
+        for (int group = 0; group <= groups; ++group) {
+            for (int part = 0; part < PARTS; ++part) {
+                if (group + 1 < groups) score(q, group + 1, part, keys);
+                if (group > 0) weigh_values(group - 1, part, keys.used);
+                if (group < groups) soften(group, part, keys);
+            }
+            if (group > 0) add_values(group - 1);
+        }
+    }
+
+    int rows_of(int group) const {
+        const int left = rows - group * QUERY_ROWS;
+        return left < QUERY_ROWS ? left : QUERY_ROWS;
     }
 };
 
@@ -230,7 +275,7 @@ inline __attribute__((always_inline)) void expect(const kvr::Job &job, int layer
                    const Workspace<T> &work) {
     const int dim = job.c.head_dim, low = first_key(job, item);
     const int known = job.a.starts[item.row], end = low / KEY_TILE * KEY_TILE + KEY_TILE;
-    const Attention<T> a{job, layer, item.head, item.row, dim, padded(dim), work};
+    const Attention<T> a{job, layer, item.head, item.row, dim, padded(dim), 0, 0, 0, work};
     a.fetch(low, known < end ? known : end);
 }
 
@@ -243,7 +288,7 @@ inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &ite
     const int token = first_token + item.first, end = start + item.count;
     const T *q = static_cast<const T *>(job.s.q) +
                  (int64_t(item.head) * job.a.tokens + token) * group * wide;
-    const Attention<T> a{job, layer, item.head, item.row, dim, wide, work};
+    const Attention<T> a{job, layer, item.head, item.row, dim, wide, start, rows, group, work};
     for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
     std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
     std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
@@ -258,24 +303,13 @@ inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &ite
         a.pack_keys(keys);
         a.pack_values(keys);
         if (high < end) a.fetch(high, end < high + KEY_TILE ? end : high + KEY_TILE);
-        const ptrdiff_t panel = ptrdiff_t(wide) * PANEL;
-        for (int first = 0; first < rows; first += QUERY_ROWS) {
-            const int count = rows - first < QUERY_ROWS ? rows - first : QUERY_ROWS;
-            for (int key = 0; key < keys.used; key += TILE)
-                tile(q + first * wide, wide, count,
-                     Packed{work.keys + key / PANEL * panel, panel, wide}, work.scores + key,
-                     KEY_TILE);
-            for (int r = 0; r < count; ++r)
-                a.soften(first + r, start + (first + r) / group, work.scores + r * KEY_TILE,
-                         work.weights + r * KEY_TILE, keys);
-            a.add_values(first, count, keys.used);
-        }
+        a.add(q, keys);
     }
     const ptrdiff_t stride = padded(c.heads * dim);
     for (int r = 0; r < rows; ++r) {
         float *mix = work.mix + r * wide;
-        const float total = sum_of_lanes(load(work.total + r * W));
-        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) / total);
+        const float share = 1.0f / sum_of_lanes(load(work.total + r * W));
+        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) * share);
         const int head = item.head * group + r % group;
         copy_as(static_cast<T *>(job.s.mix) + (token + r / group) * stride + head * dim, mix, dim);
     }

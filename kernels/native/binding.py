@@ -17,17 +17,15 @@ from kvrelay.kernels.native.step import (
     Batch,
     Draw,
     Drawing,
-    Drawn,
     Floats,
     Memory,
     NativeError,
     Pool,
     StepArgs,
-    step_args,
 )
 
-__all__ = ["Batch", "Draw", "Drawn", "Floats", "Library", "NativeError", "NativeModel", "Pool"]
-__all__ += ["Shape", "Slot", "Variant"]
+__all__ = ["Batch", "Draw", "Drawing", "Floats", "Library", "NativeError", "NativeModel"]
+__all__ += ["Pool", "Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
 ABI = 2
@@ -152,6 +150,8 @@ class NativeModel:
         self.draw_memory = Memory(self._calls.kvr_draw_memory(self._handle))
         """What draws work in. A thread's piece begins with the float64 weights of its last row."""
         self._logits = Memory(0)
+        self._args = StepArgs()
+        """Of steps that draw, which are the frequent ones."""
 
     def close(self) -> None:
         """Ends the threads and frees the weights. Idempotent."""
@@ -196,28 +196,22 @@ class NativeModel:
         then.
         """
         logits = np.empty((len(batch.wanted), self.shape.vocab), np.float32)
-        args, kept = step_args(batch, pool, self.shape.block_size)
-        args.logits = logits.ctypes.data
+        args = StepArgs(logits=logits.ctypes.data)
+        args.put(batch, pool, self.shape.block_size)
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
-        del kept
         return logits
 
-    def step_and_draw(
-        self, batch: Batch, pool: Pool, draws: Sequence[Draw], *, logprobs: bool = False
-    ) -> Drawn:
+    def step_and_draw(self, batch: Batch, pool: Pool, drawing: Drawing) -> None:
         """As `step`, and draw each wanted row's token in the same call; the logits stay inside."""
         size = len(batch.wanted) * self.shape.vocab * 4
         if self._logits.bytes < size:  # kept: new pages cost more than the draws
             self._logits = Memory(size)
-        args, kept = step_args(batch, pool, self.shape.block_size)
-        args.logits = self._logits.address
-        drawing = Drawing(draws, logprobs=logprobs)
-        drawing.put(args, self.draw_memory)
-        self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
-        del kept
-        return drawing.result()
+            self._args.logits = self._logits.address
+        self._args.put(batch, pool, self.shape.block_size)
+        drawing.put(self._args, self.draw_memory)
+        self._check(self._calls.kvr_step(self._handle, ctypes.byref(self._args)))
 
-    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawn:
+    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawing:
         """The draws of a step alone, from logits [wanted, V]."""
         assert logits.shape == (len(draws), self.shape.vocab), logits.shape
         own = np.array(logits, np.float32, order="C")  # banned ids are struck out of them
@@ -225,7 +219,7 @@ class NativeModel:
         drawing = Drawing(draws, logprobs=logprobs)
         drawing.put(args, self.draw_memory)
         self._check(self._calls.kvr_draw_rows(self._handle, ctypes.byref(args)))
-        return drawing.result()
+        return drawing
 
     def linear(self, slot: Slot, layer: int, x: Floats) -> Floats:
         """One matrix of a step alone, x [T, in] -> [T, out]; see `kvr_linear` for the slots."""
@@ -244,13 +238,13 @@ class NativeModel:
         assert qkv.dtype == np.float32 and qkv.flags.c_contiguous, qkv.dtype
         assert qkv.shape == (len(batch.tokens), self.width), qkv.shape
         mix = np.empty((len(qkv), self.shape.heads * self.shape.head_dim), np.float32)
-        args, kept = step_args(batch, pool, self.shape.block_size)
+        args = StepArgs()
+        args.put(batch, pool, self.shape.block_size)
         self._check(
             self._calls.kvr_attention(
                 self._handle, ctypes.byref(args), layer, qkv.ctypes.data, mix.ctypes.data
             )
         )
-        del kept
         return mix
 
     def _ends(self, slot: Slot) -> tuple[int, int]:

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Numbers = Sequence[int] | Ints
-Kept = tuple["array[int]", "array[int]"]
-"""Arrays whose memory arguments point to: they live as long as those."""
 
 
 class NativeError(Exception):
@@ -32,7 +30,7 @@ class Pool:
     blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """The tokens of a step, row by row. Row i computes `counts[i]` tokens from `starts[i]` on."""
 
@@ -73,19 +71,6 @@ class DrawStatus(IntEnum):
     """Every id is banned or has the logit -inf."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """What a step drew, row by row."""
-
-    tokens: list[int]
-    """0 where none was drawn."""
-    statuses: list[int]
-    """`DrawStatus` values."""
-    logprobs: Floats | None
-    """Of the tokens in the softmax of the bare logits below the limit: before temperature, filters
-    and bans. NaN where a logit is NaN or no token was drawn; None unless asked for."""
-
-
 class Memory:
     """What the library writes in and nobody else: pages that are not used cost nothing."""
 
@@ -96,7 +81,10 @@ class Memory:
 
 
 class StepArgs(ctypes.Structure):
-    """`kvr_step_args`"""
+    """`kvr_step_args`. It may be filled again and again, and keeps the arrays that it points to.
+
+    After a step, whatever runs first runs from memory: few calls, and none of numpy's.
+    """
 
     _fields_ = (
         ("pool", ctypes.c_void_p),
@@ -120,65 +108,71 @@ class StepArgs(ctypes.Structure):
         ("draw_memory_bytes", ctypes.c_int64),
     )
 
-
-def step_args(batch: Batch, pool: Pool, block_size: int) -> tuple[StepArgs, Kept]:
-    """Without logits and draws. Raises `NativeError` when the tables are too short."""
-    # After a step, whatever runs first runs from memory: few calls, and none of numpy's.
-    together, places = array("i"), []
-    for part in (batch.tokens, batch.starts, batch.counts, batch.tables, batch.wanted):
-        places.append(4 * len(together))
-        together.extend(part)
-    offsets, entries = array("q"), 0
-    for start, count in zip(batch.starts, batch.counts, strict=True):
-        offsets.append(entries)
-        entries += -(-(start + count) // block_size)
-    if len(batch.tables) < entries:
-        raise NativeError(f"the block tables have {len(batch.tables)} entries of {entries}")
-    at, _ = together.buffer_info()
-    args = StepArgs(
-        pool=pool.address,
-        pool_blocks=pool.blocks,
-        tokens=len(batch.tokens),
-        rows=len(batch.starts),
-        token_ids=at,
-        starts=at + places[1],
-        counts=at + places[2],
-        table_offsets=offsets.buffer_info()[0],
-        tables=at + places[3],
-        wanted=len(batch.wanted),
-        wanted_at=at + places[4],
-    )
-    return args, (together, offsets)
+    def put(self, batch: Batch, pool: Pool, block_size: int) -> None:
+        """All but the logits and draws. Raises `NativeError` when the tables are too short."""
+        offsets, entries = array("q"), 0
+        for start, count in zip(batch.starts, batch.counts, strict=True):
+            offsets.append(entries)
+            entries += -(-(start + count) // block_size)
+        if len(batch.tables) < entries:
+            raise NativeError(f"the block tables have {len(batch.tables)} entries of {entries}")
+        together = [*batch.tokens, *batch.starts, *batch.counts, *batch.wanted, *batch.tables]
+        numbers = array("i", together)
+        tokens, rows, wanted = len(batch.tokens), len(offsets), len(batch.wanted)
+        at, _ = numbers.buffer_info()
+        self.pool, self.pool_blocks = pool.address, pool.blocks
+        self.tokens, self.rows, self.wanted = tokens, rows, wanted
+        self.token_ids = at
+        self.starts = at + 4 * tokens
+        self.counts = at + 4 * (tokens + rows)
+        self.wanted_at = at + 4 * (tokens + 2 * rows)
+        self.tables = at + 4 * (tokens + 2 * rows + wanted)
+        self.table_offsets, _ = offsets.buffer_info()
+        self.kept = numbers, offsets
 
 
 _DRAW = struct.Struct("=3d3Q4i")
-"""`kvr_draw`, which has no padding."""
+"""`kvr_draw`, which has no padding: eight words, of which one is the output index."""
+_WORDS, _INDEX = 8, 5
 
 
 class Drawing:
-    """The draws of one step: laid out for the library, which writes into `drawn` and `logprobs`."""
+    """Draws as the library reads them, and where it writes what it drew.
 
-    def __init__(self, draws: Sequence[Draw], *, logprobs: bool) -> None:
+    The same ones may be made in any number of steps, of which each needs its own output indices.
+    """
+
+    def __init__(self, draws: Sequence[Draw], *, logprobs: bool = False) -> None:
         banned: list[int] = []
         packed: list[bytes] = []
         for draw in draws:
             packed.append(_DRAW.pack(*draw[:-1], len(banned), len(draw.banned)))
             banned += draw.banned
-        self._draws = array("B", b"".join(packed))
+        self._draws = array("Q", b"".join(packed))
         self._banned = array("i", banned)
-        self._drawn = array("i", bytes(8 * len(draws)))
-        self._logprobs = np.empty(len(draws), np.float32) if logprobs else None
+        self.drawn = array("i", bytes(8 * len(draws)))
+        """By the last call, of each row: the token (0 where none was drawn), its `DrawStatus`."""
+        self.logprobs = np.empty(len(draws), np.float32) if logprobs else None
+        """Of the tokens in the softmax of the bare logits below the limit: before temperature,
+        filters and bans. NaN where a logit is NaN or no token was drawn; None unless asked for."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.drawn[0::2].tolist()
+
+    @property
+    def statuses(self) -> list[int]:
+        return self.drawn[1::2].tolist()
+
+    def at(self, output_indices: Sequence[int]) -> None:
+        """The next draws are of the tokens with these indices."""
+        self._draws[_INDEX::_WORDS] = array("Q", output_indices)
 
     def put(self, args: StepArgs, memory: Memory) -> None:
         """Ask for the draws in a call's arguments; all live until it has returned."""
-        assert len(self._drawn) == 2 * args.wanted, (len(self._drawn), args.wanted)
+        assert len(self.drawn) == 2 * args.wanted, (len(self.drawn), args.wanted)
         args.draws, _ = self._draws.buffer_info()
         args.banned, args.all_banned = self._banned.buffer_info()
-        args.drawn, _ = self._drawn.buffer_info()
-        args.logprobs = None if self._logprobs is None else self._logprobs.ctypes.data
+        args.drawn, _ = self.drawn.buffer_info()
+        args.logprobs = None if self.logprobs is None else self.logprobs.ctypes.data
         args.draw_memory, args.draw_memory_bytes = memory.address, memory.bytes
-
-    def result(self) -> Drawn:
-        """Once the call has returned."""
-        pairs = self._drawn.tolist()
-        return Drawn(pairs[0::2], pairs[1::2], self._logprobs)

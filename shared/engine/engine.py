@@ -28,6 +28,9 @@ class Engine:
     def __init__(self, limits: EngineLimits, blocks: int) -> None:
         self.state = EngineState(limits, BlockPool(blocks))
         self._out: Out = []
+        self._block_size = limits.block_size
+        self._longest = min(limits.max_model_len, blocks * limits.block_size)
+        """Tokens after which a leg has no room for another."""
 
     # ---- planning ----------------------------------------------------------------------------
 
@@ -172,10 +175,6 @@ class Engine:
 
     # ---- moves -------------------------------------------------------------------------------
 
-    @property
-    def _block_size(self) -> int:
-        return self.state.limits.block_size
-
     def _take(self) -> Out:
         out, self._out = self._out, []
         return out
@@ -195,11 +194,10 @@ class Engine:
         """Routers check all this; a worker does not trust them with its memory."""
         limits = self.state.limits
         length = len(spec.prompt) + len(spec.seen)
-        longest = min(limits.max_model_len, self.state.pool.total * limits.block_size)
         if not spec.prompt:
             return "prompt: at least one token is needed"
-        if length >= longest or len(spec.seen) >= spec.sampling.max_tokens:
-            return f"prompt: {length} tokens leave no room to generate (limit {longest})"
+        if length >= self._longest or len(spec.seen) >= spec.sampling.max_tokens:
+            return f"prompt: {length} tokens leave no room to generate (limit {self._longest})"
         if not all(0 <= token < limits.vocab_size for token in (*spec.prompt, *spec.seen)):
             return f"prompt: a token id is outside the vocabulary of {limits.vocab_size}"
         return None
@@ -215,11 +213,6 @@ class Engine:
             self._push(leg, last=True)
             self.state.running.remove(leg)
             leg.move(Phase.HANDING_OFF)
-
-    @property
-    def _longest(self) -> int:
-        """Tokens after which a leg has no room for another."""
-        return min(self.state.limits.max_model_len, self.state.pool.total * self._block_size)
 
     def _push(self, leg: Leg, *, last: bool) -> None:
         self._out += push(leg, self.state.limits, last=last)

@@ -8,11 +8,11 @@ to draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from kvrelay.kernels.native.binding import Batch, Floats, NativeModel, Pool
+from kvrelay.kernels.native.binding import Batch, Drawing, Floats, NativeModel, Pool
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
-from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.draws import drawn_tokens, native_draw
 from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
@@ -44,18 +44,13 @@ def load_native_runner(
 class NativeRunner:
     """A `Runner` on the CPU. The cache is the worker's: transfers write other blocks of it."""
 
-    def __init__(
-        self,
-        model: NativeModel,
-        cache: KVCache,
-        settings: RunnerSettings,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, model: NativeModel, cache: KVCache, settings: RunnerSettings) -> None:
         self.model = model
         self.cache = cache
         self._pool = Pool(cache.address, cache.blocks)
         self._vocab_limit = min(settings.vocab_limit, model.shape.vocab)
-        self._clock = clock or SystemClock()
+        self._drawn_by: list[object] = []
+        self._drawing = Drawing([])
 
     @property
     def progress(self) -> int:
@@ -63,38 +58,46 @@ class NativeRunner:
 
     def run(self, plan: Plan) -> StepResult:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
-        started_ns = self._clock.now_ns()
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
         sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
-        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns, failed)
+        return StepResult(plan.step, sampled, failed)
 
     def logits(self, plan: Plan) -> Floats:
         """[T, V]: the logits of every token of the plan. KV is written as by `run`."""
-        return self.model.step(self._batch(plan.rows, range(plan.tokens)), self._pool)
+        batch = replace(self._batch(plan.rows), wanted=range(plan.tokens))
+        return self.model.step(batch, self._pool)
 
     def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
-        drawing: list[PlannedRow] = []
-        wanted: list[int] = []
-        end = 0
-        for row in rows:
-            end += len(row.tokens)
-            if row.sample:
-                drawing.append(row)
-                wanted.append(end - 1)
-        draws = [native_draw(row, self._vocab_limit) for row in drawing]
-        drawn = self.model.step_and_draw(self._batch(rows, wanted), self._pool, draws)
-        return drawn_tokens(drawing, drawn, self._vocab_limit)
+        sampling = [row for row in rows if row.sample]
+        drawing = self._lay_out_draws(sampling)
+        self.model.step_and_draw(self._batch(rows), self._pool, drawing)
+        return drawn_tokens(sampling, drawing, self._vocab_limit)
 
-    def _batch(self, rows: Sequence[PlannedRow], wanted: Sequence[int]) -> Batch:
-        size = self.cache.layout.block_size
-        tables: list[int] = []
+    def _lay_out_draws(self, rows: Sequence[PlannedRow]) -> Drawing:
+        """From one decode step to the next only the output indices change."""
+        drawn_by: list[object] = []
         for row in rows:
-            tables += row.blocks[: -(-(row.start + len(row.tokens)) // size)]
-        return Batch(
-            tokens=[token for row in rows for token in row.tokens],
-            starts=[row.start for row in rows],
-            counts=[len(row.tokens) for row in rows],
-            tables=tables,
-            wanted=wanted,
-        )
+            drawn_by += (row.sampling, row.choice, row.banned)
+        if drawn_by != self._drawn_by:
+            self._drawn_by = drawn_by
+            self._drawing = Drawing([native_draw(row, self._vocab_limit) for row in rows])
+        self._drawing.at([row.index for row in rows])
+        return self._drawing
+
+    def _batch(self, rows: Sequence[PlannedRow]) -> Batch:
+        size = self.cache.layout.block_size
+        tokens: list[int] = []
+        starts: list[int] = []
+        counts: list[int] = []
+        tables: list[int] = []
+        wanted: list[int] = []
+        for row in rows:
+            count = len(row.tokens)
+            tokens += row.tokens
+            starts.append(row.start)
+            counts.append(count)
+            tables += row.blocks[: -(-(row.start + count) // size)]
+            if row.sample:
+                wanted.append(len(tokens) - 1)
+        return Batch(tokens, starts, counts, tables, wanted)

@@ -19,7 +19,6 @@ from kvrelay.kernels.linear.reference import ROW_TILE
 from kvrelay.kernels.rope.reference import Slots, rope_write
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
-from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.engine.cache import KVCache
 from kvrelay.shared.engine.draws import draw_tokens
 from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
@@ -59,13 +58,10 @@ def load_runner(
 class TorchRunner:
     """A `Runner` on the CPU. The cache is the worker's: transfers write other blocks of it."""
 
-    def __init__(
-        self, model: Llama, cache: KVCache, settings: RunnerSettings, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, model: Llama, cache: KVCache, settings: RunnerSettings) -> None:
         self._model = model
         self.cache = cache
         self._vocab_limit = min(settings.vocab_limit, model.config.vocab)
-        self._clock = clock or SystemClock()
         self._progress = 0
 
     @property
@@ -75,11 +71,10 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
-        started_ns = self._clock.now_ns()
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
         sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
-        return StepResult(plan.step, sampled, self._clock.now_ns() - started_ns, failed)
+        return StepResult(plan.step, sampled, failed)
 
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:

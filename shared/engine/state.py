@@ -82,10 +82,11 @@ class Leg:
     received: int = 0
     # set when the leg is over but a transfer or a step still touches its blocks
     end: tuple[EndReason, str, bool] | None = None
+    key: str = field(init=False)
+    """Of its rows in plans and results."""
 
-    @property
-    def key(self) -> str:
-        return f"{self.ref.leg}#{self.ref.attempt}"
+    def __post_init__(self) -> None:
+        self.key = f"{self.ref.leg}#{self.ref.attempt}"
 
     @property
     def total(self) -> int:

@@ -148,9 +148,9 @@ class WorkerMetrics:
             registry, "step_tokens", "Tokens computed per engine step.", STEP_TOKENS_BUCKETS
         )
         self._step_count = Counter("kvrelay_steps", "Engine steps.", registry=registry)
-        self._computed = _counter(
-            registry, "computed_tokens", "Tokens computed by kind.", kind=TokenKind
-        )
+        computed = _counter(registry, "computed_tokens", "Tokens computed by kind.", kind=TokenKind)
+        self._computed_prompt = computed.labels(TokenKind.PROMPT)
+        self._computed_output = computed.labels(TokenKind.OUTPUT)
         self._preemptions = Counter(
             "kvrelay_preemptions", "Requests put back for want of blocks.", registry=registry
         )
@@ -178,8 +178,8 @@ class WorkerMetrics:
         self._step_count.inc()
         self._steps.observe(seconds)
         self._step_tokens.observe(prompt_tokens + output_tokens)
-        self._computed.labels(TokenKind.PROMPT).inc(prompt_tokens)
-        self._computed.labels(TokenKind.OUTPUT).inc(output_tokens)
+        self._computed_prompt.inc(prompt_tokens)
+        self._computed_output.inc(output_tokens)
 
     def preempted(self) -> None:
         self._preemptions.inc()

@@ -35,8 +35,8 @@ def make_loop(said: list[m.Instruction], heard: threading.Event) -> EngineLoop:
     return EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4), deliver)
 
 
-def serve(leg: str, *prompt: int) -> m.Serve:
-    spec = LegSpec(leg, prompt, SamplingParams(max_tokens=1))
+def serve(leg: str, *prompt: int, tokens: int = 1) -> m.Serve:
+    spec = LegSpec(leg, prompt, SamplingParams(max_tokens=tokens))
     return m.Serve("r", LegRef(leg, 0, 1), spec, handoff=False)
 
 
@@ -65,3 +65,49 @@ def test_a_defect_of_the_engine_itself_is_told() -> None:
     assert died.wait(5.0)
     loop.stop()
     assert not loop.alive
+
+
+def test_what_a_step_gave_is_told_with_the_next_plan_before_that_runs() -> None:
+    log: list[str] = []
+    ended = threading.Event()
+
+    def deliver(out: list[m.Instruction]) -> None:
+        log.append(" ".join(f"{type(item).__name__} {item.ref.leg}" for item in out))
+        if log[-1].endswith("Ended long"):
+            ended.set()
+
+    limits = EngineLimits(4, 8, 64, 64, 1000, b"test")
+    loop = EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4), deliver)
+    loop.on_step = lambda plan, elapsed_ns: log.append(f"step {plan.step}")
+    loop.post(serve("long", 5, tokens=3))
+    loop.post(serve("short", 6))
+    loop.start()
+    assert ended.wait(5.0)
+    loop.stop()
+    assert log == [
+        "Started long Started short",
+        "step 1",
+        "TokenOut long TokenOut short Ended short",
+        "step 2",
+        "TokenOut long",
+        "step 3",
+        "TokenOut long Ended long",
+    ]
+
+
+def test_a_stop_leaves_nothing_untold() -> None:
+    said: list[m.Instruction] = []
+    heard = threading.Event()
+
+    def deliver(out: list[m.Instruction]) -> None:
+        said.extend(out)
+        heard.set()
+
+    limits = EngineLimits(4, 8, 64, 4000, 1000, b"test")
+    loop = EngineLoop(Engine(limits, 1000), OddRunner(), Pace(64, 4), deliver)
+    loop.post(serve("a", 5, tokens=3900))
+    loop.start()
+    assert heard.wait(5.0)
+    loop.stop()
+    tokens = [item.index for item in said if isinstance(item, m.TokenOut)]
+    assert tokens == list(range(loop.steps))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.native import int32, open_library, random_model, shape_of
 
 from kvrelay.kernels.native.binding import NativeError, NativeModel, Pool, Variant
-from kvrelay.kernels.native.step import Batch, Draw, DrawStatus, Floats
+from kvrelay.kernels.native.step import Batch, Draw, Drawing, DrawStatus, Floats
 from kvrelay.shared.engine.draws import draw_tokens, drawn_tokens, native_draw
 from kvrelay.shared.engine.plan import PlannedRow
 from kvrelay.shared.sampling.sampler import Draw as ReferenceDraw
@@ -168,13 +168,15 @@ def test_a_step_draws_from_the_logits_that_it_gives(variant: Variant) -> None:
         wanted=int32([4, 1]),
     )
     logits = model.step(batch, place)
+    params = SamplingParams(temperature=3.0, top_p=0.9, seed=8)
+    draws = [Draw(3.0, 0.9, 0.0, 8, choice, 0, 0, 900) for choice in (0, 1)]
+    drawing = Drawing(draws, logprobs=True)
     for index in range(20):
-        params = SamplingParams(temperature=3.0, top_p=0.9, seed=8)
-        draws = [Draw(3.0, 0.9, 0.0, 8, choice, index, 0, 900) for choice in (0, 1)]
-        drawn = model.step_and_draw(batch, place, draws, logprobs=True)
-        wanted = [sample(logits[at], params, ReferenceDraw(at, index)) for at in (0, 1)]
-        assert drawn.tokens == wanted
-        np.testing.assert_allclose(drawn.logprobs, exact_logprobs(logits, wanted), rtol=1e-6)
+        drawing.at([index, index + 5])
+        model.step_and_draw(batch, place, drawing)
+        wanted = [sample(logits[at], params, ReferenceDraw(at, index + 5 * at)) for at in (0, 1)]
+        assert drawing.tokens == wanted
+        np.testing.assert_allclose(drawing.logprobs, exact_logprobs(logits, wanted), rtol=1e-6)
     model.close()
 
 
