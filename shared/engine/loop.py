@@ -88,7 +88,7 @@ class EngineLoop:
         while not self._stopping:
             for event in self.drain(wait=idle):
                 out += self.engine.handle(event)
-            plan, planned = self.engine.plan(self.pace.budget())
+            plan, planned = self.engine.plan(self.pace.budget(self.engine.state.streams))
             self.perform(out + planned)
             idle = plan is None
             out = self.step(plan) if plan is not None else []

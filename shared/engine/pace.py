@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-TARGET_STEP_NS = 200_000_000
 SMOOTHING = 0.3
 
 
@@ -19,15 +18,18 @@ class Pace:
     max_tokens: int
     floor_tokens: int
     """Never less than this, or nothing would move on a slow machine: one block."""
+    target_step_ns: int
     ns_per_token: float = 0.0
     output_ns_per_token: float = 0.0
     """The same for steps that only decode."""
 
-    def budget(self) -> int:
+    def budget(self, streams: int) -> int:
+        """Tokens for a step beside which `streams` legs get their next token: those count, too."""
         if self.ns_per_token == 0.0:
             return self.max_tokens
-        fitting = min(self.max_tokens, int(TARGET_STEP_NS / self.ns_per_token))
-        return max(self.floor_tokens, fitting - fitting % self.floor_tokens)
+        left_ns = max(self.target_step_ns - streams * self.output_ns_per_token, 0.0)
+        fitting = min(self.max_tokens - streams, int(left_ns / self.ns_per_token))
+        return streams + max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
     def observe(self, tokens: int, elapsed_ns: int, *, outputs_only: bool) -> None:
         if outputs_only:

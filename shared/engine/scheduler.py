@@ -24,6 +24,7 @@ def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Inst
     out: list[Instruction] = []
     preempted = grow_running(state)
     rows, chunks, left = share_out(state, budget_tokens)
+    state.streams = len(rows)
     fresh = fill(state, chunks, left, out, starting=not preempted)
     state.planned_tokens += len(rows) + tokens_of(fresh)
     rows += fresh

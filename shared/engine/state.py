@@ -145,6 +145,8 @@ class EngineState:
     outliving: list[Leg] = field(default_factory=list)
     """Legs that ended while it ran; they hold their blocks to its end."""
     step: int = 0
+    streams: int = 0
+    """Legs that were one token from their next when the last step was planned."""
     arrivals: int = 0
     planned_tokens: int = 0
     preemptions: int = 0

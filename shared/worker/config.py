@@ -42,6 +42,9 @@ class WorkerConfig(Settings):
     max_num_batched_tokens: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
     """Most tokens in one step; longer prompts are computed in chunks. Unset means 512 of a prefill
     worker, which nobody's next token waits for, and 256 of others."""
+    target_step_ms: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """How long a step should last at most where prompts are computed, in milliseconds: a chunk is
+    made as small as that needs, down to one block. It bounds the gap between a stream's tokens."""
     scheduling_policy: Literal["fcfs", "priority", "shortest-uncached-first"] = "fcfs"
     """Which waiting request starts first; each policy lets what waits long enough go before."""
     kv_cache_memory_bytes: Annotated[

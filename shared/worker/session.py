@@ -36,6 +36,7 @@ class Machinery:
     """What outlives an incarnation."""
 
     limits: EngineLimits
+    target_step_ns: int
     view: BlockView
     blocks: int
     runner: Runner
@@ -58,7 +59,8 @@ class Session:
         self.node = Node(self.incarnation, journal, lambda: self.well)
         self.well = True
         """What `check_health` found last."""
-        self.pace = Pace(limits.max_num_batched_tokens, limits.block_size)
+        step_tokens, target_ns = limits.max_num_batched_tokens, machinery.target_step_ns
+        self.pace = Pace(step_tokens, limits.block_size, target_ns)
         self.engine = Engine(limits, machinery.blocks)
         self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self.node.deliver)
         self.loop.on_step = self._on_step

@@ -32,7 +32,7 @@ def make_loop(said: list[m.Instruction], heard: threading.Event) -> EngineLoop:
         if any(isinstance(item, m.Ended) for item in out):
             heard.set()
 
-    return EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4), deliver)
+    return EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4, 10**9), deliver)
 
 
 def serve(leg: str, *prompt: int, tokens: int = 1) -> m.Serve:
@@ -77,7 +77,7 @@ def test_what_a_step_gave_is_told_with_the_next_plan_before_that_runs() -> None:
             ended.set()
 
     limits = EngineLimits(4, 8, 64, 64, 1000, b"test")
-    loop = EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4), deliver)
+    loop = EngineLoop(Engine(limits, 16), OddRunner(), Pace(64, 4, 10**9), deliver)
     loop.on_step = lambda plan, elapsed_ns: log.append(f"step {plan.step}")
     loop.post(serve("long", 5, tokens=3))
     loop.post(serve("short", 6))
@@ -104,7 +104,7 @@ def test_a_stop_leaves_nothing_untold() -> None:
         heard.set()
 
     limits = EngineLimits(4, 8, 64, 4000, 1000, b"test")
-    loop = EngineLoop(Engine(limits, 1000), OddRunner(), Pace(64, 4), deliver)
+    loop = EngineLoop(Engine(limits, 1000), OddRunner(), Pace(64, 4, 10**9), deliver)
     loop.post(serve("a", 5, tokens=3900))
     loop.start()
     assert heard.wait(5.0)

@@ -50,7 +50,7 @@ class KvrelaySystem:
             self.engine.handle(Serve("", ref, LegSpec(ref.leg, tuple(prompt), sampling), False))
 
     def advance(self) -> list[int]:
-        plan, out = self.engine.plan(self.pace.budget())
+        plan, out = self.engine.plan(self.pace.budget(self.engine.state.streams))
         if plan is None:
             raise RuntimeError(f"nothing can be computed: {out}")
         begun_ns = time.monotonic_ns()
@@ -142,7 +142,7 @@ def open_system(settings: dict[str, Any]) -> KvrelaySystem:
         },
         engine=Engine(limits, capacity.blocks),
         runner=compute.runner,
-        pace=Pace(limits.max_num_batched_tokens, limits.block_size),
+        pace=Pace(config.step_tokens, config.block_size, config.target_step_ms * 1_000_000),
         capacity=capacity,
         kv_bytes=compute.view(0, capacity.blocks),
     )

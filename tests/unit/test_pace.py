@@ -1,0 +1,33 @@
+"""How much of a prompt a step may hold."""
+
+from __future__ import annotations
+
+from kvrelay.shared.engine.pace import Pace
+
+MS = 1_000_000
+
+
+def measured(target_ms: int) -> Pace:
+    """0.25 ms per prompt token, 2 ms per stream of a step."""
+    pace = Pace(max_tokens=256, floor_tokens=16, target_step_ns=target_ms * MS)
+    pace.observe(64, 16 * MS, outputs_only=False)
+    pace.observe(8, 16 * MS, outputs_only=True)
+    return pace
+
+
+def test_before_anything_was_measured_a_step_holds_what_it_may() -> None:
+    assert Pace(256, 16, 50 * MS).budget(8) == 256
+
+
+def test_a_chunk_fits_into_what_the_streams_leave_of_the_target() -> None:
+    assert measured(50).budget(0) == 192  # 50 ms hold 200 tokens, twelve blocks
+    assert measured(50).budget(8) == 8 + 128  # 34 ms hold 136, eight blocks
+
+
+def test_no_step_holds_more_than_its_limit() -> None:
+    assert measured(1000).budget(0) == 256
+    assert measured(1000).budget(8) == 8 + 240
+
+
+def test_prompts_get_a_block_even_where_streams_alone_take_longer() -> None:
+    assert measured(10).budget(8) == 8 + 16
