@@ -18,7 +18,7 @@ async def main():
         await asyncio.sleep(0.01)
     await link.close()
     del link
-    for _ in range(100):  # its tasks end, and with them what they held
+    for _ in range(30):  # its tasks end, and with them what they held
         await asyncio.sleep(0.01)
         gc.collect()
     print(threading.active_count(), flush=True)
