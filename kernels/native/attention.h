@@ -22,13 +22,13 @@ template <class T> struct Workspace {
     float *scores[2];  // [QUERY_ROWS, KEY_TILE] of one group of rows, and of the next
     T *weights[2];     // [QUERY_ROWS, KEY_TILE]
     float *part;       // [QUERY_ROWS, D]
-    float *mix;      // [rows, D]
-    float *total;    // [rows, W]
+    float *mix;        // [rows, D]
+    float *total;      // [rows, W]
     float *top, *shrink;  // [rows]
-    T *keys;         // [KEY_TILE / 16] panels of depth D
-    T *values;       // [D / 16] panels of depth KEY_TILE
+    T *keys;           // [KEY_TILE / 16] panels of depth D
+    T *values;         // [D / 16] panels of depth KEY_TILE
     const T **places;  // [KEY_TILE] see `find`
-    T *spare;        // [17, D]: padded copies of rows, and a row of zeros
+    T *spare;          // [17, D]: padded copies of rows, and a row of zeros
 
     Workspace(char *at, int rows, int dim) {
         auto carve = [&at](auto *&field, size_t count) {
@@ -271,8 +271,9 @@ inline int first_key(const kvr::Job &job, const kvr::AttentionItem &item) {
 
 // The item comes next: its first keys are on their way meanwhile.
 template <class T>
-inline __attribute__((always_inline)) void expect(const kvr::Job &job, int layer, const kvr::AttentionItem &item,
-                   const Workspace<T> &work) {
+inline __attribute__((always_inline)) void expect(const kvr::Job &job, int layer,
+                                                  const kvr::AttentionItem &item,
+                                                  const Workspace<T> &work) {
     const int dim = job.c.head_dim, low = first_key(job, item);
     const int known = job.a.starts[item.row], end = low / KEY_TILE * KEY_TILE + KEY_TILE;
     const Attention<T> a{job, layer, item.head, item.row, dim, padded(dim), 0, 0, 0, work};

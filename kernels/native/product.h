@@ -54,7 +54,7 @@ template <class T> inline void finish(const Product &p, const float *sums, int r
     }
 }
 
-// Where a row's results go is asked for while sums are made: other members wrote it last.
+// Where a row's results go is asked for while sums are made: other members have read it since.
 template <class T> inline __attribute__((always_inline)) void expect_row(const Product &p, int row,
                                                                          int column) {
     if (p.then == Then::GATE) {

@@ -81,7 +81,8 @@ int32_t Model::plan(const kvr_step_args &a) {
     row_tokens.clear();
     // Keys are packed once for an item, but every member wants some; no result depends on it.
     int tile = MOST_QUERIES / group();
-    while (tile > 16 && int64_t(a.tokens) * c.kv_heads < int64_t(tile) * 3 * crew.members) tile /= 2;
+    const int64_t queries = int64_t(a.tokens) * c.kv_heads;
+    while (tile > 16 && queries < int64_t(tile) * 3 * crew.members) tile /= 2;
     if (tile < 1) tile = 1;
     int token = 0;
     for (int row = 0; row < a.rows; ++row) {

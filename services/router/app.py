@@ -110,7 +110,7 @@ async def serve(config: RouterConfig) -> int:
     )
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
-    grpc_library = keep_library()
+    keep_library()
     loop = asyncio.get_running_loop()
     subject = router_subject(
         incarnation, address, lambda: loop.call_soon_threadsafe(membership.look)
@@ -127,7 +127,6 @@ async def serve(config: RouterConfig) -> int:
     server = Server(app)
     parts = Parts(dispatcher, membership, store, ledger, presence, tracing)
     await run_until_signal(server, listener, parts, config.drain_s)
-    await grpc_library.close()
     return 0
 
 

@@ -24,14 +24,15 @@ OnEvent = Callable[[str, pb.Event], None]
 OnLost = Callable[[str], None]
 
 
-def keep_library() -> grpc.aio.Channel:
-    """A channel that connects nowhere, to be held for as long as the process uses gRPC.
+def keep_library() -> None:
+    """Keep gRPC until the process ends; called once, on the event loop.
 
-    Whoever drops the last channel shuts gRPC down from its destructor: there and then, be it on the
-    event loop or in another thread's garbage collection, it takes the loop's reader away and joins
-    gRPC's threads. A router whose workers are all gone could stand still by that.
+    Otherwise whoever drops the last channel shuts gRPC down from its destructor: there and then, be
+    it on the event loop or in another thread's garbage collection, it takes the loop's reader away
+    and joins gRPC's threads. A router whose workers are all gone, or that ends, could stand still
+    by that.
     """
-    return grpc.aio.insecure_channel("ipv4:127.0.0.1:9")
+    grpc.aio.init_grpc_aio()
 
 
 class CommandSink(Protocol):

@@ -12,7 +12,8 @@ import asyncio, gc, os, sys, threading
 from kvrelay.services.router.links import Link, keep_library
 
 async def main():
-    library = keep_library() if sys.argv[1] == "kept" else None
+    if sys.argv[1] == "kept":
+        keep_library()
     link = Link("w", "ipv4:127.0.0.1:1", "r", lambda *_: None, lambda _: None)
     while threading.active_count() == 1:  # until gRPC's poller is there
         await asyncio.sleep(0.01)
