@@ -16,7 +16,7 @@ help: ## this list
 
 install: $(STAMP) ## .venv with everything in it, as pinned in constraints.txt
 
-$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard kernels/native/*.cpp kernels/native/*.h)
+$(STAMP): pyproject.toml constraints.txt hatch_build.py $(wildcard kernels/native/*.cpp kernels/native/*.h) shared/store/rest.cpp
 	@test -x $(BIN)/python || $$(bash .ci/find-python) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

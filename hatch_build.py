@@ -1,4 +1,4 @@
-"""The build's only extra: the native kernels, where there is a C++ compiler.
+"""The build's only extra: the native code, where there is a C++ compiler.
 
 Without one the package is built without them, is complete all the same, and its workers say so.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class NativeKernelsHook(BuildHookInterface[Any]):
-    """Compiles `kernels/native` in place; a wheel that contains the library is of one platform."""
+class NativeCodeHook(BuildHookInterface[Any]):
+    """Compiles the libraries in place; a wheel that contains them is of one platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         source = Path(self.root, "kernels", "native", "build.py")
@@ -23,12 +23,13 @@ class NativeKernelsHook(BuildHookInterface[Any]):
         native = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(native)
         try:
-            library: Path = native.build()
+            libraries: list[Path] = [native.build(), native.build_rest()]
         except native.BuildFailed as error:
-            self.app.display_warning(f"no native kernels, the torch reference computes: {error}")
+            self.app.display_warning(f"no native code, the torch reference computes: {error}")
             return
         if version != "editable":
-            build_data["artifacts"].append(f"/{library.relative_to(self.root).as_posix()}")
+            names = [f"/{library.relative_to(self.root).as_posix()}" for library in libraries]
+            build_data["artifacts"] += names
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"

@@ -1,4 +1,4 @@
-"""Compiles the shared library: `python kernels/native/build.py`, and as part of each install.
+"""Compiles the shared libraries: `python kernels/native/build.py`, and as part of each install.
 
 The same sources are compiled once for each kind of processor, and the library chooses between them
 when it runs. Standard library only: the package's build runs this before anything is installed.
@@ -18,6 +18,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "libkvrelay_kernels.so"
+REST = FOLDER.parents[1] / "shared" / "store" / "rest.cpp"
+"""Renews the lease of a process that rests: a library of its own, as the router needs it too."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 """No contraction: a product and a sum are fused only where the source says so."""
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
@@ -77,6 +79,16 @@ def build(
     return output
 
 
+def build_rest() -> Path:
+    """Raises `BuildFailed`."""
+    library = REST.with_name("librest.so")
+    with tempfile.TemporaryDirectory(dir=REST.parent) as folder:
+        made = Path(folder, library.name)
+        _run([*compiler(), *FLAGS, *WARNINGS, "-shared", str(REST), "-o", str(made)])
+        made.replace(library)
+    return library
+
+
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -87,4 +99,5 @@ def _run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build(extra=tuple(sys.argv[1:]))}\n")
+    for made in (build(extra=tuple(sys.argv[1:])), build_rest()):
+        sys.stdout.write(f"{made}\n")

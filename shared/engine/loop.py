@@ -11,6 +11,7 @@ compute, as they do unless `threads` says otherwise (2 processors); so it is not
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -45,8 +46,8 @@ class EngineLoop:
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self._stopping = False
         self.steps = 0
-        self.turns = 0
-        """How often it began to work after having had nothing to do."""
+        self.turns = ctypes.c_int64(0)
+        """How often it began to work after having had nothing to do; native code reads it too."""
         self.busy = False
         """A step or an event is being worked on: then `progress` must grow."""
         self.on_step: Callable[[Plan, int], None] = lambda plan, elapsed_ns: None
@@ -115,7 +116,7 @@ class EngineLoop:
         if wait:
             self.busy = False
             events.append(self._inbox.get())
-            self.turns += 1
+            self.turns.value += 1
             self.busy = True
         try:
             while True:

@@ -6,6 +6,7 @@ The library's own retries are off: each caller knows better when to try again.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -90,6 +91,16 @@ class Line:
             self.close()
             raise
         return answer
+
+    @property
+    def descriptor(self) -> int | None:
+        """The socket's, for whoever speaks on it without us; None before the first call or for TLS.
+
+        Between two calls of `ask` nothing is on its way.
+        """
+        stream = cast(object, self._connection._sock)
+        plain = isinstance(stream, socket.socket) and not isinstance(stream, ssl.SSLSocket)
+        return cast(socket.socket, stream).fileno() if plain else None
 
     def close(self) -> None:
         self._connection.disconnect()  # type: ignore[no-untyped-call]

@@ -1,7 +1,8 @@
 """A worker's or router's life in Redis: registered, renewed while healthy, gone when it ends.
 
 Runs on a plain thread with a synchronous client of its own, so that neither the event loop nor a
-long computation can keep it from renewing. One round trip per renewal carries lease and load.
+long computation can keep it from renewing. One round trip per renewal carries lease and load. While
+the process rests the thread is in native code, which repeats the last renewal (`Rest`).
 
     unregistered --register--> registered --renew--> registered
     registered --lease gone, Redis' doing--> unregistered        (the same incarnation again)
@@ -10,8 +11,11 @@ long computation can keep it from renewing. One round trip per renewal carries l
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import logging
+import math
+import os
+import select
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from kvrelay.shared.store.connection import Line, connect, integer_reply, mapped
 from kvrelay.shared.store.keys import INDEX_TTL_MS, LEASE_MS, RENEW_MS, Keys
 from kvrelay.shared.store.lease import LeaseWatch
 from kvrelay.shared.store.records import LoadRecord, RouterRecord, WorkerRecord
+from kvrelay.shared.store.rest import Outcome, Rest
 
 SOCKET_TIMEOUT_S: Final = 0.5
 RETRY_FIRST_S: Final = 0.1
@@ -48,6 +53,9 @@ class Subject:
     load: Callable[[], LoadRecord] | None = None
     on_change: Callable[[], object] = lambda: None
     """Somebody came or went, or may have."""
+    turns: Callable[[], ctypes.c_int64] | None = None
+    """A number that changes before `healthy` and `load` cease to say what they last said, provided
+    that `load` then gave the same object as before. None: they are asked at each renewal."""
 
 
 class Presence:
@@ -74,8 +82,10 @@ class Presence:
         self._leave = self._client.register_script(script("leave"))
         self._watch = LeaseWatch(LEASE_MS * 1_000_000)
         self._registered = threading.Event()
-        self._stopping = threading.Lock()  # held until `stop`; cheaper to wait for than an Event
-        self._stopping.acquire()
+        self._stopped, self._stopping = os.pipe()
+        self._rest = resting(self._stopped) if subject.turns is not None else None
+        self._usual = b""
+        """Redis' answer to `_renewal`, the last time."""
         self._failures = 0
         self._unhealthy = False
         self._thread = threading.Thread(target=self._run, name="kvrelay-presence", daemon=True)
@@ -94,22 +104,28 @@ class Presence:
 
     def stop(self) -> None:
         """Deregister and end the thread; a frozen Redis delays it by a few socket timeouts."""
-        with contextlib.suppress(RuntimeError):  # not held: stopped before
-            self._stopping.release()
+        if self._stopping < 0:
+            return
+        os.close(self._stopping)  # which makes the other end readable
+        self._stopping = -1
         if self._thread.ident is not None:
             self._thread.join()
+        os.close(self._stopped)
         self._line.close()
         self._client.close()
 
     def _run(self) -> None:
         wait_s = 0.0
-        while not self._stopping.acquire(timeout=wait_s):
+        stopped = select.poll()
+        stopped.register(self._stopped)
+        while not stopped.poll(math.ceil(wait_s * 1000)):
             wait_s = self._step()
         if self._registered.is_set():
             self._deregister()
 
     def _step(self) -> float:
         """One attempt; returns the seconds to wait before the next."""
+        turn = self._subject.turns().value if self._subject.turns else 0
         if not self._healthy():
             return self._to_next_s()
         started_ns = self._clock.now_ns()
@@ -128,7 +144,28 @@ class Presence:
                 return self._lease_gone()
             self._registered.set()
         self._watch.renewed(started_ns)
-        return self._to_next_s()
+        return self._to_next_s() if self._stirring() else self._rest_from(turn)
+
+    def _stirring(self) -> bool:
+        """Whether the next renewal may be another than the last one."""
+        if self._rest is None or not self._usual:
+            return True
+        return self._subject.load is not None and self._subject.load() is not self._report
+
+    def _rest_from(self, turn: int) -> float:
+        """`turn` was read before anything was asked: what stirred since then ends the rest."""
+        fd = self._line.descriptor
+        assert self._rest and self._subject.turns
+        if fd is None:
+            return self._to_next_s()
+        outcome, renewed_ns = self._rest.until_stirred(
+            fd, self._renewal, self._usual, self._subject.turns(), turn
+        )
+        if renewed_ns:
+            self._watch.renewed(renewed_ns)
+        if outcome is Outcome.BROKEN:
+            self._line.close()
+        return 0.0
 
     def _to_next_s(self) -> float:
         """All processes of one machine renew at the same moment, so that it wakes up once."""
@@ -149,7 +186,7 @@ class Presence:
         """By the library's own way, which also brings the script to a server that lacks it."""
         self._version = 0
         self._report = self._subject.load() if self._subject.load else None
-        self._renewal = b""
+        self._renewal = self._usual = b""
         return cast(int, self._renew(keys=self._member_keys(), args=self._arguments("register")))
 
     def _renew_lease(self) -> int:
@@ -160,7 +197,9 @@ class Presence:
             keys = self._member_keys()
             call = ("EVALSHA", self._renew.sha, len(keys), *keys, *self._arguments("renew"))
             self._renewal = self._line.pack(*call)
+        self._usual = b""
         answer = self._line.ask(self._renewal)
+        self._usual = answer
         if answer.startswith(b"-NOSCRIPT"):
             return 0  # a server that has lost its scripts has lost the lease too
         return integer_reply(answer)
@@ -210,3 +249,11 @@ class Presence:
                 self._leave(keys=keys, args=[incarnation, INDEX_TTL_MS])
         except StoreError as error:
             _log.warning("could not deregister, the lease ends by itself: %s", error)
+
+
+def resting(stop: int) -> Rest | None:
+    """None where the native code was not built."""
+    try:
+        return Rest(RENEW_MS * 1_000_000, SOCKET_TIMEOUT_S, stop)
+    except OSError:
+        return None

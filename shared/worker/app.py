@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -215,6 +216,7 @@ class Worker:
                 on_lapsed,
                 lambda: self._session is not None and self._session.check_health(),
                 self._load,
+                turns=self._turns,
             ),
             self._clock,
         )
@@ -238,6 +240,10 @@ class Worker:
     def _load(self) -> LoadRecord:
         assert self._session is not None
         return self._session.load()
+
+    def _turns(self) -> ctypes.c_int64:
+        assert self._session is not None
+        return self._session.loop.turns
 
     def _gauges(self) -> WorkerGauges:
         return self._session.gauges() if self._session is not None else NOTHING_YET

@@ -21,14 +21,11 @@ from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
 from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.protocol import Transport
 from kvrelay.shared.types import Incarnation
+from kvrelay.shared.worker.health import HealthWatch
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import BlockView, Sender
-
-STALL_NS = 400_000_000
-"""An engine that has work and made no progress for this long is not well; a renewal's period is a
-little longer, so that each asks about the time since the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +78,9 @@ class Session:
         )
         self.node.connect(self.loop, self._sender, self._receiver)
         self._clock = machinery.clock
-        self._seen_progress = -1
-        self._advanced_ns = 0
+        self._health = HealthWatch()
         self._loaded = self._load_now()
-        self._loaded_at = self.loop.turns
+        self._loaded_at = self.loop.turns.value
         self._counted = (0, 0, 0)
         self.loop.start()
 
@@ -97,15 +93,13 @@ class Session:
 
     def check_health(self) -> bool:
         """Whether the engine advanced lately or has nothing to do, however often that is asked."""
-        now_ns = self._clock.now_ns()
-        if not self.loop.busy:  # asked twice a second of an idle worker: nothing else is touched
-            self._advanced_ns = now_ns
+        now_ns, turn = self._clock.now_ns(), self.loop.turns.value
+        if not self.loop.busy:  # asked at each renewal: nothing else is touched
+            self._health.rested(now_ns, turn)
             self.well = True
-            return True
-        progress = self.loop.progress
-        if progress != self._seen_progress:
-            self._seen_progress, self._advanced_ns = progress, now_ns
-        self.well = self.loop.alive and now_ns - self._advanced_ns < STALL_NS
+        else:
+            well = self._health.well(now_ns, turn, self.loop.progress)
+            self.well = self.loop.alive and well
         return self.well
 
     def gauges(self) -> WorkerGauges:
@@ -123,9 +117,9 @@ class Session:
 
     def load(self) -> LoadRecord:
         """The same object while nothing happens."""
-        if not self.loop.busy and self._loaded_at == self.loop.turns:
+        if not self.loop.busy and self._loaded_at == self.loop.turns.value:
             return self._loaded
-        self._loaded_at = self.loop.turns
+        self._loaded_at = self.loop.turns.value
         self._loaded = self._load_now()
         return self._loaded
 

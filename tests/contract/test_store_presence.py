@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import secrets
@@ -80,6 +81,13 @@ def subject(record: WorkerRecord, **changes: object) -> Subject:
         raise AssertionError("lapsed")
 
     return replace(Subject(record, lapsed, load=lambda: LOAD), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[True, False], ids=["resting", "asked"])
+def rests(request: pytest.FixtureRequest) -> dict[str, object]:
+    """What makes a subject rest in native code between its renewals, or not."""
+    turns = ctypes.c_int64(0)
+    return {"turns": lambda: turns} if request.param else {}
 
 
 def until(condition: Callable[[], object], within_s: float) -> bool:
@@ -167,10 +175,10 @@ def test_leaving_ends_only_ones_own_lease(server: ValkeyServer, client: redis.Re
 
 
 def test_a_flushed_server_has_the_same_incarnation_again_within_two_seconds(
-    server: ValkeyServer, client: redis.Redis
+    server: ValkeyServer, client: redis.Redis, rests: dict[str, object]
 ) -> None:
     record = worker()
-    with present(server, subject(record)):
+    with present(server, subject(record, **rests)):
         client.flushall()
         client.script_flush()
         assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
@@ -178,10 +186,13 @@ def test_a_flushed_server_has_the_same_incarnation_again_within_two_seconds(
 
 @pytest.mark.leaks_allowed  # the module's server is started again
 def test_an_outage_longer_than_the_lease_keeps_the_incarnation_and_logs_two_lines(
-    server: ValkeyServer, client: redis.Redis, caplog: pytest.LogCaptureFixture
+    server: ValkeyServer,
+    client: redis.Redis,
+    rests: dict[str, object],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     record = worker()
-    with caplog.at_level(logging.INFO), present(server, subject(record)):
+    with caplog.at_level(logging.INFO), present(server, subject(record, **rests)):
         server.stop()
         assert not until(lambda: False, LEASE_MS / 1000 + 0.3)
         server.start()
@@ -194,10 +205,10 @@ def test_an_outage_longer_than_the_lease_keeps_the_incarnation_and_logs_two_line
 def test_a_frozen_server_neither_ends_the_incarnation_nor_holds_up_stop(
     server: ValkeyServer, client: redis.Redis
 ) -> None:
-    record, frozen = worker(), worker()
+    record, frozen, turns = worker(), worker(), ctypes.c_int64(0)
     pid = client.info("server")["process_id"]
     with present(server, subject(record)):
-        with present(server, subject(frozen)):
+        with present(server, subject(frozen, turns=lambda: turns)):
             os.kill(pid, signal.SIGSTOP)
             resume = threading.Timer(LEASE_MS / 1000 + 4, os.kill, (pid, signal.SIGCONT))
             resume.start()
@@ -210,7 +221,7 @@ def test_a_frozen_server_neither_ends_the_incarnation_nor_holds_up_stop(
 
 
 FROZEN = """
-import sys, threading
+import ctypes, sys
 from dataclasses import replace
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.store.keys import Keys
@@ -219,7 +230,9 @@ from kvrelay.shared.store.records import RouterRecord
 def lapsed():
     sys.stdout.write("lapsed\\n"); sys.stdout.flush()
     return RouterRecord("second", "r", "")
-subject = Subject(RouterRecord("first", "r", ""), lapsed)
+turns = ctypes.c_int64(0)
+rests = {"turns": lambda: turns} if sys.argv[2] == "rests" else {}
+subject = Subject(RouterRecord("first", "r", ""), lapsed, **rests)
 presence = Presence(sys.argv[1], Keys("t"), subject, SystemClock())
 presence.start()
 assert presence.wait_registered_blocking(3)
@@ -230,11 +243,11 @@ presence.stop()
 
 
 def test_a_process_frozen_past_its_lease_starts_over_under_a_fresh_incarnation(
-    server: ValkeyServer, client: redis.Redis
+    server: ValkeyServer, client: redis.Redis, rests: dict[str, object]
 ) -> None:
     url = f"redis://127.0.0.1:{server.port}"
     process = subprocess.Popen(
-        [sys.executable, "-c", FROZEN, url],
+        [sys.executable, "-c", FROZEN, url, "rests" if rests else "is asked"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -264,6 +277,44 @@ def test_renewal_is_one_round_trip(server: ValkeyServer, client: redis.Redis) ->
         sent = calls()
     in_script = {"exists", "time", "set", "zadd", "zremrangebyscore", "pexpire", "get"}
     assert sent.keys() - in_script == {"evalsha", "config|resetstat", "info"}
+
+
+def test_a_member_at_rest_is_renewed_unasked_until_it_stirs(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    turns, asked, report = ctypes.c_int64(0), [0], [LOAD]
+
+    def load() -> LoadRecord:
+        asked[0] += 1
+        return report[0]
+
+    def stored() -> LoadRecord:
+        text = client.get(Keys("t").load(record.incarnation))
+        assert text is not None
+        return LoadRecord.from_json(text)
+
+    record = worker()
+    with present(server, subject(record, load=load, turns=lambda: turns)):
+        assert until(lambda: asked[0] >= 3, 2)  # registered, renewed, and found the same
+        before = asked[0]
+        assert not until(lambda: asked[0] != before, LEASE_MS / 1000 + 0.3)
+        assert client.exists(Keys("t").worker(record.incarnation))
+        report[0] = replace(LOAD, running_requests=7)
+        turns.value += 1
+        assert until(lambda: stored() == report[0], 1.5)
+
+
+def test_a_member_at_rest_loses_its_lease_when_it_stirs_and_is_not_well(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    turns, healthy, record = ctypes.c_int64(0), threading.Event(), worker()
+    healthy.set()
+    with present(server, subject(record, healthy=healthy.is_set, turns=lambda: turns)):
+        assert not until(lambda: False, 1.2)
+        healthy.clear()
+        turns.value += 1
+        assert until(lambda: not client.exists(Keys("t").worker(record.incarnation)), 2.5)
+        assert not client.exists(Keys("t").worker(record.incarnation))
 
 
 def test_a_lease_lost_while_redis_was_away_is_not_our_fault() -> None:
