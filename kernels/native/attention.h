@@ -6,6 +6,10 @@
 // a query's arithmetic is the same alone and among others. Keys and values of a tile are packed
 // as `tile` wants its weights; places of no key hold zeros there, and weights of hidden keys are 0.
 // Weights are rounded to the dtype of the pool before they meet the values, as products take them.
+//
+// A group of rows is done with a tile before the next one begins, and its weights take the place of
+// its scores: so all that a group touches stays in the nearest cache beside the tile. AMX and other
+// arithmetic take turns, as neither gains beside the other: the processor has one place for both.
 
 #pragma once
 
@@ -19,9 +23,7 @@ using kvr::QUERY_ROWS;
 
 // One member's memory; the layout for T = float has room for bf16 too.
 template <class T> struct Workspace {
-    float *scores[2];  // [QUERY_ROWS, KEY_TILE] of one group of rows, and of the next
-    T *weights[2];     // [QUERY_ROWS, KEY_TILE]
-    float *part;       // [QUERY_ROWS, D]
+    float *scores;     // [QUERY_ROWS, KEY_TILE] of one group of rows; then weights, as T
     float *mix;        // [rows, D]
     float *total;      // [rows, W]
     float *top, *shrink;  // [rows]
@@ -35,9 +37,7 @@ template <class T> struct Workspace {
             field = reinterpret_cast<decltype(+field)>(at);
             at += (count * sizeof *field + 63) / 64 * 64;
         };
-        for (float *&of : scores) carve(of, size_t(QUERY_ROWS) * KEY_TILE);
-        for (T *&of : weights) carve(of, size_t(QUERY_ROWS) * KEY_TILE);
-        carve(part, size_t(QUERY_ROWS) * dim);
+        carve(scores, size_t(QUERY_ROWS) * KEY_TILE);
         carve(mix, size_t(rows) * dim);
         carve(total, size_t(rows) * W);
         carve(top, rows);
@@ -59,7 +59,8 @@ template <class T> struct Attention {
     const int layer, head, row, dim, wide;  // wide: dim, padded
     const int start, rows, heads;  // rows: queries from position `start` on, of `heads` heads each
     const Workspace<T> &work;
-    static constexpr int PARTS = KEY_TILE / TILE;
+    static constexpr int VECTORS = KEY_TILE / W;
+    static constexpr int WEIGHTS = KEY_TILE * int(sizeof(float) / sizeof(T));  // row to row
     const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
 
@@ -152,108 +153,99 @@ template <class T> struct Attention {
                (!window || position - window < keys.start);
     }
 
-    // Scores of a row become weights; the row's sums so far are to shrink to the new top.
-    void soften(int r, int position, const float *scores, T *weights, const Keys &keys) const {
-        const int window = job.c.window;
-        const int sees = window ? position - window + 1 : 0;
-        if (sees_all(position, keys)) {
-            vf score[KEY_TILE / W];
-#pragma GCC unroll 8
-            for (int v = 0; v < KEY_TILE / W; ++v) score[v] = load(scores + v * W);
-            weigh<KEY_TILE / W>(r, score, KEY_TILE / W, weights);
-            return;
+    float *scores_of(int r) const { return work.scores + r * KEY_TILE; }
+    T *weights_of(int r) const { return reinterpret_cast<T *>(scores_of(r)); }
+
+    // Scores of a group of rows become weights.
+    void soften(int group, const Keys &keys) const {
+        const int first = group * QUERY_ROWS, rows = rows_of(group);
+        const int low = start + first / heads, high = start + (first + rows - 1) / heads;
+        if (rows == QUERY_ROWS && sees_all(low, keys) && sees_all(high, keys))
+            for (int r = 0; r < rows; r += W) soften_all(first + r, r, keys);
+        else
+            for (int r = 0; r < rows; ++r)
+                soften_one(first + r, r, start + (first + r) / heads, keys);
+    }
+
+    // W rows that see the whole tile: what is one number per row is computed for all at once.
+    void soften_all(int row, int r, const Keys &) const {
+        vf most[W];
+#pragma GCC unroll 16
+        for (int at = 0; at < W; ++at) {
+            const float *scores = scores_of(r + at);
+            most[at] = load(scores);
+            for (int v = 1; v < VECTORS; ++v) most[at] = larger(load(scores + v * W), most[at]);
         }
-        const int low = sees > keys.start ? sees : keys.start;
-        if (low >= keys.start + keys.used || position < keys.start) {
-            work.shrink[r] = -1.0f;  // sees nothing of this tile
+        const vf before = load(work.top + row), top = larger(before, largest_lanes(most));
+        const vf shrink = exp2_for(T{}, (before - top) * scale);
+        store(work.top + row, top);
+        store(work.shrink + row, shrink);
+        for (int at = 0; at < W; ++at) {
+            vf score[VECTORS];
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) score[v] = load(scores_of(r + at) + v * W);
+            weigh<VECTORS>(row + at, score, VECTORS, weights_of(r + at));
+        }
+    }
+
+    void soften_one(int row, int r, int position, const Keys &keys) const {
+        const int window = job.c.window, sees = window ? position - window + 1 : 0;
+        const int low = sees > keys.start ? sees : keys.start, vectors = keys.used / W;
+        if (low >= keys.start + keys.used || position < keys.start) {  // sees nothing of it
+            std::memset(weights_of(r), 0, keys.used * sizeof(T));
             return;
         }
         vi lane;
         for (int at = 0; at < W; ++at) lane[at] = at;
-        vf score[KEY_TILE / W];
-        for (int v = 0; v < keys.used / W; ++v) {
+        vf score[VECTORS], most = splat(-__builtin_inff());
+        for (int v = 0; v < vectors; ++v) {
             const vi key = lane + (keys.start + v * W);
-            score[v] = (key >= low) & (key <= position) ? load(scores + v * W)
+            score[v] = (key >= low) & (key <= position) ? load(scores_of(r) + v * W)
                                                         : splat(-__builtin_inff());
+            most = larger(score[v], most);
         }
-        weigh<0>(r, score, keys.used / W, weights);
+        const float before = work.top[row], tile_top = largest_lane(most);
+        const float top = before > tile_top ? before : tile_top;
+        work.top[row] = top;
+        work.shrink[row] = exp2_for(T{}, splat((before - top) * scale))[0];
+        weigh<0>(row, score, vectors, weights_of(r));
     }
 
     // One order of sums, whatever is known of the count when it is compiled.
     template <int KNOWN>
-    inline __attribute__((always_inline)) void weigh(int r, vf *score, int count,
+    inline __attribute__((always_inline)) void weigh(int row, const vf *score, int count,
                                                      T *weights) const {
         if (KNOWN) count = KNOWN;
-        vf most = score[0];
-#pragma GCC unroll 8
-        for (int v = 1; v < count; ++v) most = score[v] > most ? score[v] : most;
-        const float tile_top = largest_lane(most);
-        const float top = work.top[r] > tile_top ? work.top[r] : tile_top;
-        const vf unit = splat(scale), offset = splat(-top * scale);
-        const vf shrink = exp2_for(T{}, splat((work.top[r] - top) * scale));
-        work.shrink[r] = shrink[0];
-        work.top[r] = top;
-        vf sum = load(work.total + r * W) * shrink;
-#pragma GCC unroll 8
-        for (int v = 0; v < count; ++v) {
-            const vf weight = exp2_for(T{}, fma(score[v], unit, offset));
-            store(weights + v * W, weight);
-            sum += weight;
+        const float shrink = work.shrink[row];
+        const vf unit = splat(scale), offset = splat(-work.top[row] * scale);
+        vf sum = load(work.total + row * W) * shrink;
+#pragma GCC unroll 16
+        for (int v = 0; v < count; v += 2) {
+            const vf one = exp2_for(T{}, fma(score[v], unit, offset));
+            const vf other = exp2_for(T{}, fma(score[v + 1], unit, offset));
+            store(weights + v * W, one, other);
+            sum += one;
+            sum += other;
         }
-        store(work.total + r * W, sum);
+        store(work.total + row * W, sum);
+        if (shrink == 1.0f) return;
+        float *mix = work.mix + row * wide;
+        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) * shrink);
     }
 
-    // Scores of a group of rows with the keys of column tile `part` of the key tile.
-    void score(const T *q, int group, int part, const Keys &keys) const {
-        const int key = part * TILE, panel = wide * PANEL;
-        if (key >= keys.used) return;
-        tile(q + group * QUERY_ROWS * wide, wide, rows_of(group),
-             Packed{work.keys + key / PANEL * panel, panel, wide}, work.scores[group % 2] + key,
-             KEY_TILE);
-    }
-
-    // Part `part` of a group's rows.
-    void soften(int group, int part, const Keys &keys) const {
-        const int rows = rows_of(group), each = QUERY_ROWS / PARTS, end = (part + 1) * each;
-        for (int r = part * each; r < end && r < rows; ++r) {
-            const int row = group * QUERY_ROWS + r;
-            soften(row, start + row / heads, work.scores[group % 2] + r * KEY_TILE,
-                   work.weights[group % 2] + r * KEY_TILE, keys);
-        }
-    }
-
-    // Values as a group's rows weigh them: every PARTS-th column tile from `part` on.
-    void weigh_values(int group, int part, int used) const {
-        for (int d = part * TILE; d < wide; d += PARTS * TILE) {
-            const Packed values{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, used};
-            tile(work.weights[group % 2], KEY_TILE, rows_of(group), values, work.part + d, wide);
-        }
-    }
-
-    void add_values(int group) const {
-        for (int r = 0; r < rows_of(group); ++r) {
-            const int row = group * QUERY_ROWS + r;
-            const float shrink = work.shrink[row];
-            if (shrink < 0.0f) continue;
-            float *mix = work.mix + row * wide;
-            const float *part = work.part + r * wide;
-            for (int d = 0; d < wide; d += W)
-                store(mix + d, fma(load(mix + d), splat(shrink), load(part + d)));
-        }
-    }
-
-    // One key tile. What AMX does for the groups before and after runs beside a group's softmax,
-    // and nothing is loaded as soon as it was stored.
+    // One key tile.
     void add(const T *q, const Keys &keys) const {
-        const int groups = (rows + QUERY_ROWS - 1) / QUERY_ROWS;
-        for (int part = 0; part < PARTS; ++part) score(q, 0, part, keys);
-        for (int group = 0; group <= groups; ++group) {
-            for (int part = 0; part < PARTS; ++part) {
-                if (group + 1 < groups) score(q, group + 1, part, keys);
-                if (group > 0) weigh_values(group - 1, part, keys.used);
-                if (group < groups) soften(group, part, keys);
-            }
-            if (group > 0) add_values(group - 1);
+        for (int group = 0; group * QUERY_ROWS < rows; ++group) {
+            const int first = group * QUERY_ROWS, count = rows_of(group);
+            for (int key = 0; key < keys.used; key += TILE)
+                tile(q + first * wide, wide, count,
+                     Packed{work.keys + key * wide, wide * PANEL, wide}, work.scores + key,
+                     KEY_TILE);
+            soften(group, keys);
+            for (int d = 0; d < wide; d += TILE)
+                tile(weights_of(0), WEIGHTS, count,
+                     Packed{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, keys.used},
+                     work.mix + first * wide + d, wide, {}, true);
         }
     }
 
@@ -310,7 +302,7 @@ inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &ite
     for (int r = 0; r < rows; ++r) {
         float *mix = work.mix + r * wide;
         const float share = 1.0f / sum_of_lanes(load(work.total + r * W));
-        for (int d = 0; d < wide; d += W) store(mix + d, load(mix + d) * share);
+        for (int d = 0; d < wide; d += W) store(mix + d, counting(load(mix + d)) * share);
         const int head = item.head * group + r % group;
         copy_as(static_cast<T *>(job.s.mix) + (token + r / group) * stride + head * dim, mix, dim);
     }

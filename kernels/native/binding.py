@@ -30,7 +30,7 @@ __all__ += ["Pool", "Shape", "Slot", "Variant"]
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
 ABI = 2
 """`KVR_ABI` of the header."""
-VERSION = 3
+VERSION = 4
 """Raised whenever a result changes in any bit."""
 
 

@@ -68,6 +68,19 @@ inline vf load(const float *from) { return load_as<vf>(from); }
 inline vf load(const bf16 *from) { return (vf)(widen(load_as<vh>(from)) << 16); }
 inline void store(float *to, vf v) { store_as(to, v); }
 inline void store(bf16 *to, vf v) { store_as(to, narrow(v)); }
+// Two vectors, one after the other.
+inline void store(float *to, vf one, vf other) {
+    store(to, one);
+    store(to + W, other);
+}
+inline void store(bf16 *to, vf one, vf other) {
+#if defined(__AVX512BF16__)
+    store_as(to, (vu)_mm512_cvtne2ps_pbh((__m512)other, (__m512)one));
+#else
+    store(to, one);
+    store(to + W, other);
+#endif
+}
 inline float to_float(float v) { return v; }
 inline float to_float(bf16 v) { return as_float(uint32_t(v) << 16); }
 inline void put(float *to, float v) { *to = v; }
@@ -94,6 +107,34 @@ template <int width = W / 2> inline float largest_lane(vf v) {
     v = other > v ? other : v;
     if constexpr (width > 1) return largest_lane<width / 2>(v);
     return v[0];
+}
+
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+
+// The lanes of `width` at a time: of `a`, then of `b`; each the larger of its two neighbours so far.
+template <int width> inline vf larger_of_pairs(vf a, vf b) {
+    vi even, odd;
+    for (int at = 0; at < W; ++at) {
+        const int first = at / (2 * width) * 2 * width, place = at % (2 * width);
+        even[at] = place < width ? first + place : W + first + place - width;
+        odd[at] = even[at] + width;
+    }
+    return larger(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd));
+}
+
+// Lane `at` is the largest lane of rows[at].
+template <int width = W / 2> inline vf largest_lanes(vf (&rows)[W]) {
+#pragma GCC unroll 16
+    for (int at = 0; at < width; ++at)
+        rows[at] = larger_of_pairs<width>(rows[at], rows[at + width]);
+    if constexpr (width > 1) return largest_lanes<width / 2>(rows);
+    return rows[0];
+}
+
+// 0 for what AMX would take for 0, so that it is 0 too where no product came after it.
+inline vf counting(vf v) {
+    const vf size = (vf)((vi)v & 0x7fffffff);
+    return size < 0x1p-126f ? splat(0.0f) : v;
 }
 
 // 2^x within 2e-7 relative, for x <= 127; 0 below -126; NaN stays NaN.

@@ -56,13 +56,21 @@ constexpr int ROWS = 2;
 constexpr int ROWS = 1;
 #endif
 
+// With `more`, here and below, sums go on from what is in `out`.
+//
 // out[R][32] = a[R][K] times the tile; `lda` and `ldo` in elements.
 template <int R, class T>
-inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo) {
+inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo,
+                            bool more) {
     constexpr int VECTORS = TILE / W, PER_PANEL = PANEL / W;
     constexpr int STEP = 4 / sizeof(T);  // elements of K in one word
     vf sum[R][VECTORS] = {};
     const T *panels = static_cast<const T *>(w.data);
+    if (more)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; ++v) sum[r][v] = load(out + r * ldo + v * W);
     for (int k = 0; k < w.depth; k += STEP) {
         vu word[VECTORS];
 #pragma GCC unroll 16
@@ -82,16 +90,17 @@ inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptr
 
 template <int R, class T>
 inline void few_rows_times_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out,
-                                ptrdiff_t ldo) {
+                                ptrdiff_t ldo, bool more) {
     if constexpr (R > 1)
-        if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo);
-    rows_times_tile<R>(a, lda, w, out, ldo);
+        if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo, more);
+    rows_times_tile<R>(a, lda, w, out, ldo, more);
 }
 
 template <class T>
-inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo) {
+inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
+                        bool more) {
     for (; rows > 0; rows -= ROWS, a += ROWS * lda, out += ROWS * ldo)
-        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo);
+        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, more);
 }
 
 #if defined(__AMX_BF16__)
@@ -110,8 +119,7 @@ inline void begin_tiles() {
 inline void end_tiles() { _tile_release(); }
 
 // 16 or 32 rows by 32 columns. Rows past the last are computed of whatever is there: both `a` and
-// `out` have room up to a multiple of 32 rows.
-// With `more`, sums go on from what is in `out`; only this product of bfloat16 by AMX can do that.
+// `out` have room up to a multiple of 16 rows.
 inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
                  Ahead ahead = {}, bool more = false) {
     const bf16 *left = static_cast<const bf16 *>(w.data), *right = left + w.panel;
@@ -154,8 +162,8 @@ inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, p
     }
 }
 inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead = {}, bool = false) {
-    vector_tile(a, lda, rows, w, out, ldo);
+                 Ahead = {}, bool more = false) {
+    vector_tile(a, lda, rows, w, out, ldo, more);
 }
 
 #else
@@ -166,8 +174,8 @@ inline void begin_tiles() {}
 inline void end_tiles() {}
 template <class T>
 inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead = {}, bool = false) {
-    vector_tile(a, lda, rows, w, out, ldo);
+                 Ahead = {}, bool more = false) {
+    vector_tile(a, lda, rows, w, out, ldo, more);
 }
 
 #endif
