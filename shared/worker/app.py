@@ -22,6 +22,7 @@ from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.engine.policy import POLICIES
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
@@ -288,7 +289,7 @@ def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]
         max_num_batched_tokens=config.step_tokens,
         max_model_len=facts.capacity.max_model_len,
         vocab_size=facts.model.vocab,
-        salt=repr(sorted(fingerprint.items())).encode(),
+        salt=group_of(fingerprint),
         policy=POLICIES[config.scheduling_policy],
     )
 
