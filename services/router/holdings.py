@@ -63,8 +63,12 @@ class BlockDirectory:
         Ends soon: without them when Redis does not answer, and they follow when it does.
         """
         replica = self._replicas[incarnation] = Replica()
-        with suppress(StoreError):
-            replica.load(await self._reader.snapshot(incarnation))
+        try:
+            with suppress(StoreError):
+                replica.load(await self._reader.snapshot(incarnation))
+        except asyncio.CancelledError:
+            self.forget(incarnation)
+            raise
         self._changed.set()
         reading, self._reading = self._reading, None
         if reading is not None:
@@ -81,6 +85,9 @@ class BlockDirectory:
                 await self._turn()
             except StoreError as error:
                 await self._back_off(error)
+
+    async def close(self) -> None:
+        await self._reader.close()
 
     async def _turn(self) -> None:
         self._changed.clear()

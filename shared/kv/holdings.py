@@ -26,8 +26,8 @@ class Batch:
     """Changes of what one worker holds. No digest is in both lists."""
 
     seq: int
-    added: Sequence[BlockHash] = ()
-    removed: Sequence[BlockHash] = ()
+    added: tuple[BlockHash, ...] = ()
+    removed: tuple[BlockHash, ...] = ()
     whole: bool = False
     """Tells no changes, follows from nothing: what is held then is in the snapshot."""
 
@@ -73,7 +73,8 @@ class Publication:
         self._seq += 1
         room = max(len(self._told), SMALL)
         whole, self._whole = self._whole or changes > room, False
-        batch = Batch(self._seq, whole=True) if whole else Batch(self._seq, added, removed)
+        changed = ((), ()) if whole else (tuple(added), tuple(removed))
+        batch = Batch(self._seq, *changed, whole)
         self._logged += changes
         if not whole and self._logged <= room:
             return batch, None

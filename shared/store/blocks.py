@@ -115,8 +115,9 @@ def batch_from(entry: bytes, fields: Mapping[bytes, bytes]) -> Batch:
         return Batch(seq, whole=True)
 
 
-def split(digests: bytes) -> list[BlockHash]:
+def split(digests: bytes) -> tuple[BlockHash, ...]:
     """Raises `ValueError`."""
     if len(digests) % HASH_BYTES:
         raise ValueError(f"digests: {len(digests)} bytes, not a multiple of {HASH_BYTES}")
-    return [BlockHash(digests[i : i + HASH_BYTES]) for i in range(0, len(digests), HASH_BYTES)]
+    starts = range(0, len(digests), HASH_BYTES)
+    return tuple(BlockHash(digests[start : start + HASH_BYTES]) for start in starts)
