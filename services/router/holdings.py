@@ -58,14 +58,14 @@ class BlockDirectory:
         self._replicas.pop(incarnation, None)
 
     async def follow(self, incarnation: str) -> None:
-        """Know this worker's blocks from now on; when it returns, as Redis had them.
+        """Know this worker's blocks from now on: when it returns, all that Redis knew of.
 
-        Ends soon: without them when Redis does not answer, and they follow when it does.
+        Ends soon. When Redis does not answer, they are loaded as soon as it does.
         """
         replica = self._replicas[incarnation] = Replica()
         try:
             with suppress(StoreError):
-                replica.load(await self._reader.snapshot(incarnation))
+                await self._load(incarnation, replica)
         except asyncio.CancelledError:
             self.forget(incarnation)
             raise
@@ -94,12 +94,18 @@ class BlockDirectory:
         for incarnation, replica in [*self._replicas.items()]:
             if replica.needs_snapshot:
                 log.info("loading the blocks of worker %s", incarnation)
-                replica.load(await self._reader.snapshot(incarnation))
+                await self._load(incarnation, replica)
         if not self._replicas:
             await self._changed.wait()
             return
         if await self._read():
             await asyncio.sleep(PACE_S)  # the pace of reading, not a wait for something
+
+    async def _load(self, incarnation: str, replica: Replica) -> None:
+        snapshot, batches = await self._reader.load(incarnation)
+        replica.load(snapshot)
+        for batch in batches:
+            replica.apply(batch)
 
     async def _read(self) -> bool:
         """Whether anything came before the set of workers changed."""

@@ -120,7 +120,10 @@ class Replica:
         self._held.difference_update(batch.removed)
 
     def load(self, snapshot: Snapshot | None) -> None:
-        """Take the snapshot as it was found, or that there is none; then read on at `position`."""
+        """Take the snapshot as it was found, or that there is none.
+
+        Then `apply` the batches behind it, or read on at `position`.
+        """
         self.needs_snapshot = False
         self._tried = max(self._tried, self.position)
         if snapshot is not None and snapshot.seq > self._seq:

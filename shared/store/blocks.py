@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, cast
 
@@ -18,10 +18,12 @@ from kvrelay.shared.store.keys import LEASE_MS, Keys
 
 TIMEOUT_S: Final = 0.5
 LOAD_TIMEOUT_S: Final = 0.25
-"""Of one snapshot: a newly found worker waits no longer for its blocks to be known."""
+"""Of all that one worker holds: a newly found one waits no longer for its blocks to be known."""
 BLOCK_MS: Final = 10_000
 """How long a read waits for the next batch. A server that vanished without a word is noticed then;
 each end of a wait costs a router at rest one round trip."""
+
+Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class Written(IntEnum):
     BROKEN = 0
     """Redis lacks what it follows: the snapshot is to be written."""
     NO_LEASE = -1
-    """Redis does not know this worker (now): it will register again, or begin anew."""
+    """Redis does not know this worker: it will register, and then all it holds is to be written."""
 
 
 class BlockLog:
@@ -68,22 +70,25 @@ class BlockReader:
         self._keys = keys
         self._client = connect_async(url, BLOCK_MS / 1_000 + TIMEOUT_S, connections=4)
 
-    async def snapshot(self, incarnation: str) -> Snapshot | None:
-        """None when there is none, or none that can be read. Raises `StoreError`."""
+    async def load(self, incarnation: str) -> tuple[Snapshot | None, list[Batch]]:
+        """The snapshot and the batches behind it, of one instant. Raises `StoreError`.
+
+        There is no snapshot while the batches begin with the first, or when it cannot be read.
+        """
         with mapped_errors(self._url):
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
-                fields = await cast(
-                    Awaitable[list[bytes | None]],
-                    self._client.hmget(self._keys.blocks(incarnation), ["at", "digests"]),
-                )
-        seq, digests = fields
+            async with asyncio.timeout(LOAD_TIMEOUT_S), self._client.pipeline() as both:
+                both.hmget(self._keys.blocks(incarnation), ["at", "digests"])
+                both.xrange(self._keys.events(incarnation))
+                answer = cast(tuple[list[bytes | None], Entries], await both.execute())
+        (seq, digests), entries = answer
+        batches = [batch_from(*entry) for entry in entries]
         if seq is None or digests is None:
-            return None
+            return None, batches
         try:
-            return Snapshot(int(seq), frozenset(split(digests)))
+            return Snapshot(int(seq), frozenset(split(digests))), batches
         except ValueError as error:
             _log.warning("the blocks of worker %s cannot be read: %s", incarnation, error)
-            return None
+            return None, batches
 
     async def read(self, positions: Mapping[str, int]) -> list[tuple[str, Batch]]:
         """The batches behind those of each worker, in order; at least one, or waits `BLOCK_MS`.
@@ -95,11 +100,10 @@ class BlockReader:
         streams = {prefix + incarnation: seq for incarnation, seq in positions.items()}
         with mapped_errors(self._url):
             answer = await self._client.xread(streams, block=BLOCK_MS)  # type: ignore[arg-type]
-        streams_read = cast(list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]], answer)
         return [
-            (name.decode().removeprefix(prefix), batch_from(entry, fields))
-            for name, entries in streams_read
-            for entry, fields in entries
+            (name.decode().removeprefix(prefix), batch_from(*entry))
+            for name, entries in cast(list[tuple[bytes, Entries]], answer)
+            for entry in entries
         ]
 
     async def close(self) -> None:

@@ -34,7 +34,6 @@ class BlockPublisher:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._awake = False
-        self._registered = False
         self._failures = 0
         self._tasks = TaskSet()
         self._tasks.spawn(self._run())
@@ -47,7 +46,6 @@ class BlockPublisher:
 
     def registered(self) -> None:
         """Redis has the worker's lease, and no blocks of it yet. On the event loop."""
-        self._registered = True
         self._publication.lost()
         self._news.set()
 
@@ -60,10 +58,9 @@ class BlockPublisher:
             await self._news.wait()
             self._news.clear()
             self._awake = False  # before the digests are taken: who comes later wakes this again
-            if self._registered:
-                await self._publish()
-                # The pace of batches, not a wait for something.
-                await asyncio.sleep(min(EVERY_S * 2.0**self._failures, RETRY_MOST_S))
+            await self._publish()
+            # The pace of batches, not a wait for something.
+            await asyncio.sleep(min(EVERY_S * 2.0**self._failures, RETRY_MOST_S))
 
     async def _publish(self) -> None:
         edition = self._publication.next(self._take())
@@ -81,7 +78,6 @@ class BlockPublisher:
             self._publication.lost()
         if written is Written.BROKEN:
             self._news.set()
-        self._registered = written is not Written.NO_LEASE
 
     def _failed(self, error: StoreError) -> None:
         if self._failures == 0:

@@ -166,9 +166,11 @@ async def test_a_late_router_knows_what_the_pools_hold_and_keeps_up(
     url: str, client: redis.Redis
 ) -> None:
     async with workers(url, client, 3) as crew:
-        await lived(crew, 10)
-        await until(lambda: all(client.hget(KEYS.blocks(w.incarnation), "seq") for w in crew))
+        async with directory(BlockReader(url, KEYS), crew) as early:
+            await lived(crew, 10)
+            await until(lambda: early.known() == truth(crew))
         async with directory(BlockReader(url, KEYS), crew) as router:
+            assert router.known() == truth(crew), "from the first decision on"
             await lived(crew, 10)
             await until(lambda: router.known() == truth(crew))
             assert min(len(held) for held in truth(crew).values()) > 100
@@ -237,10 +239,8 @@ async def test_after_a_wipe_the_view_stays_and_the_workers_tell_all_they_hold_ag
             worker.register()
         await until(lambda: router.known() == truth(crew))
         assert router.known() != view
-        late = BlockReader(url, KEYS)
-        snapshots = [await late.snapshot(worker.incarnation) for worker in crew]
-        await late.close()
-        assert [snapshot and snapshot.held for snapshot in snapshots] == [*truth(crew).values()]
+        async with directory(BlockReader(url, KEYS), crew) as late:
+            assert late.known() == truth(crew)
 
 
 async def test_an_outage_shorter_than_the_lease_loses_nothing(
@@ -296,17 +296,17 @@ async def test_batches_are_kept_behind_the_snapshot_only_and_live_as_long_as_the
     assert await log.write(first, None) is Written.DONE
     assert await log.write(second, None) is Written.DONE
     assert await log.write(second, None) is Written.BROKEN
-    assert await reader.snapshot("w") is None
+    assert await reader.load("w") == (None, [first, second])
     assert await reader.read({"w": 0}) == [("w", first), ("w", second)]
     assert await reader.read({"w": 1}) == [("w", second)]
-    third = Batch(3, digests(3))
-    assert await log.write(third, Snapshot(3, frozenset(digests(2, 3)))) is Written.DONE
+    third, snapshot = Batch(3, digests(3)), Snapshot(3, frozenset(digests(2, 3)))
+    assert await log.write(third, snapshot) is Written.DONE
     assert await reader.read({"w": 0}) == [("w", third)]
-    assert await reader.snapshot("w") == Snapshot(3, frozenset(digests(2, 3)))
+    assert await reader.load("w") == (snapshot, [third])
     whole = Batch(9, whole=True)
     assert await log.write(whole, Snapshot(9, frozenset())) is Written.DONE
     assert await reader.read({"w": 3}) == [("w", whole)]
-    assert await reader.snapshot("w") == Snapshot(9, frozenset())
+    assert await reader.load("w") == (Snapshot(9, frozenset()), [whole])
     for key in (KEYS.blocks("w"), KEYS.events("w")):
         assert 0 < client.pttl(key) <= LEASE_MS
     await log.close()
@@ -319,11 +319,11 @@ async def test_what_cannot_be_read_asks_for_the_snapshot_or_is_none(
     reader = BlockReader(url, KEYS)
     client.xadd(KEYS.events("w"), {"+": b"short", "-": b""}, id="7-0")
     client.xadd(KEYS.events("w"), {"odd": b""}, id="8-0")
-    broken = [("w", Batch(7, whole=True)), ("w", Batch(8, whole=True))]
-    assert await reader.read({"w": 0}) == broken
+    broken = [Batch(7, whole=True), Batch(8, whole=True)]
+    assert await reader.read({"w": 0}) == [("w", batch) for batch in broken]
     for fields in ({"at": "x", "digests": b""}, {"at": 3, "digests": b"short"}):
         client.hset(KEYS.blocks("w"), mapping=fields)
-        assert await reader.snapshot("w") is None
+        assert await reader.load("w") == (None, broken)
     await reader.close()
 
 
