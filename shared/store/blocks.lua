@@ -10,7 +10,8 @@ end
 local seq, kind = ARGV[1], ARGV[2]
 if kind == "whole" then
   redis.call("DEL", KEYS[2], KEYS[3])
-elseif tonumber(redis.call("HGET", KEYS[2], "seq") or "0") ~= seq - 1 then
+elseif tonumber(redis.call("HGET", KEYS[2], "seq") or "0") ~= seq - 1
+  or (seq ~= "1" and redis.call("EXISTS", KEYS[3]) == 0) then
   return 0
 end
 if kind == "whole" then
