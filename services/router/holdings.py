@@ -62,13 +62,10 @@ class BlockDirectory:
 
         Ends soon. When Redis does not answer, they are loaded as soon as it does.
         """
-        replica = self._replicas[incarnation] = Replica()
-        try:
-            with suppress(StoreError):
-                await self._load(incarnation, replica)
-        except asyncio.CancelledError:
-            self.forget(incarnation)
-            raise
+        replica = Replica()
+        with suppress(StoreError):
+            await self._load(incarnation, replica)
+        self._replicas[incarnation] = replica
         self._changed.set()
         reading, self._reading = self._reading, None
         if reading is not None:
