@@ -61,7 +61,7 @@ class Publication:
         """
         added: list[BlockHash] = []
         removed: list[BlockHash] = []
-        for digest in dict.fromkeys(touched):  # once each: what is held may change meanwhile
+        for digest in dict.fromkeys(touched):  # each once, in their order
             if self._holds(digest) == (digest in self._told):
                 continue
             (removed if digest in self._told else added).append(digest)

@@ -123,5 +123,5 @@ def split(digests: bytes) -> tuple[BlockHash, ...]:
     """Raises `ValueError`."""
     if len(digests) % HASH_BYTES:
         raise ValueError(f"digests: {len(digests)} bytes, not a multiple of {HASH_BYTES}")
-    starts = range(0, len(digests), HASH_BYTES)
-    return tuple(BlockHash(digests[start : start + HASH_BYTES]) for start in starts)
+    cut = [digests[i : i + HASH_BYTES] for i in range(0, len(digests), HASH_BYTES)]
+    return cast(tuple[BlockHash, ...], tuple(cut))

@@ -103,8 +103,8 @@ def test_only_what_came_or_went_since_is_told_and_nothing_is_told_of_nothing() -
     pair.flip([3])
     assert pair.publish() == Batch(1, digests(1, 2))
     pair.flip([2, 4])
-    pair.flip([1])
-    pair.flip([1])
+    pair.flip([1, 2])
+    pair.flip([1, 2])
     assert pair.publish() == Batch(2, digests(4), digests(2))
     assert pair.publish() is None
     assert pair.server.snapshot is None
