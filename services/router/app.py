@@ -19,6 +19,7 @@ from kvrelay.services.router import policy
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.holdings import BlockDirectory
 from kvrelay.services.router.http import Server
 from kvrelay.services.router.links import keep_library
 from kvrelay.services.router.membership import Membership
@@ -34,6 +35,7 @@ from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.lifeline import announce_ready
+from kvrelay.shared.store.blocks import BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.ledger import Ledger
@@ -77,6 +79,7 @@ class Parts:
     dispatcher: Dispatcher
     membership: Membership
     store: ClusterStore
+    directory: BlockDirectory
     ledger: Ledger
     presence: Presence
     tracing: Tracing
@@ -106,9 +109,14 @@ async def serve(config: RouterConfig) -> int:
     )
     admission = Admission(config.max_queue_requests, clock)
     dispatcher = Dispatcher(store, admission, observer, deadlines, incarnation)
-    membership = Membership(
-        store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
-    )
+    directory = BlockDirectory(BlockReader(config.redis_url, keys))
+
+    def on_lost(worker: str) -> None:
+        directory.forget(worker)  # first: what the dispatcher sends elsewhere is decided without it
+        dispatcher.on_lost(worker)
+
+    membership = Membership(store, incarnation, tokenizer.identity, dispatcher.on_event, on_lost)
+    membership.prepare = directory.follow
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
     keep_library()
@@ -126,7 +134,7 @@ async def serve(config: RouterConfig) -> int:
         metrics=lambda: render(metrics.registry)[0],
     )
     server = Server(app)
-    parts = Parts(dispatcher, membership, store, ledger, presence, tracing)
+    parts = Parts(dispatcher, membership, store, directory, ledger, presence, tracing)
     await run_until_signal(server, listener, parts, config.drain_s)
     return 0
 
@@ -148,6 +156,7 @@ async def run_until_signal(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     background = [
         asyncio.create_task(parts.membership.run()),
+        asyncio.create_task(parts.directory.run()),
         asyncio.create_task(parts.ledger.run()),
     ]
     host, port = listener.getsockname()[:2]
@@ -166,6 +175,7 @@ async def run_until_signal(
     results = await asyncio.gather(serving, *background, return_exceptions=True)
     await asyncio.to_thread(parts.presence.stop)
     await parts.ledger.close()
+    await parts.directory.close()
     await parts.store.close()
     parts.tracing.close()
     for result in results:

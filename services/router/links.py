@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import grpc
@@ -22,6 +22,7 @@ HELLO_DEADLINE_S = 2.0
 Call = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
 OnEvent = Callable[[str, pb.Event], None]
 OnLost = Callable[[str], None]
+OnOpen = Callable[[str], Awaitable[None]]
 
 
 def keep_library() -> None:
@@ -35,6 +36,10 @@ def keep_library() -> None:
     grpc.aio.init_grpc_aio()
 
 
+async def at_once(incarnation: str) -> None:
+    """Nothing is to be prepared."""
+
+
 class CommandSink(Protocol):
     """Where a worker's commands go."""
 
@@ -46,8 +51,9 @@ class CommandSink(Protocol):
 class Link:
     """To one start of one worker. While it is `open`, commands reach the worker in order.
 
-    When the stream breaks, `on_lost` is called once, and the link tries again until it is closed:
-    the worker may be there still (a reset connection), or its lease ends and the link is closed.
+    `prepare` is awaited each time before it opens. When the stream breaks, `on_lost` is called
+    once, and the link tries again until it is closed: the worker may be there still (a reset
+    connection), or its lease ends and the link is closed.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class Link:
         self._router = router
         self._on_event = on_event
         self._on_lost = on_lost
+        self.prepare: OnOpen = at_once
         self._commands: list[pb.Command] = []
         self._filled = asyncio.Event()
         self._tasks = TaskSet()
@@ -105,6 +112,7 @@ class Link:
                 first = await call.read()
             if not isinstance(first, pb.FromWorker) or first.WhichOneof("kind") != "hello":
                 return
+            await self.prepare(self.incarnation)
             self.open = True
             log.info("stream to worker %s is open", self.incarnation)
             writer = asyncio.create_task(self._write(call))

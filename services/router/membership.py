@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from kvrelay.services.router.links import Link, OnEvent, OnLost, reason
+from kvrelay.services.router.links import Link, OnEvent, OnLost, OnOpen, at_once, reason
 from kvrelay.services.router.policy import LiveWorker, readiness
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
@@ -67,6 +67,8 @@ class Membership:
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
         self.busy: Callable[[], bool] = lambda: True
+        self.prepare: OnOpen = at_once
+        """Awaited each time before a worker can be used; `on_lost` tells that it no longer can."""
 
     def live(self) -> list[LiveWorker]:
         """Workers that can be given work now."""
@@ -162,6 +164,7 @@ class Membership:
         link = Link(
             record.incarnation, record.grpc_address, self._router, self._on_event, self._lost
         )
+        link.prepare = self.prepare
         self._members[record.incarnation] = Member(record, load, link)
         log.info("found %s worker %s at %s", record.role, record.name, record.grpc_address)
 

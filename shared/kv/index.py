@@ -8,6 +8,7 @@ is not full, can only be found below its parent and copied from.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -34,6 +35,8 @@ class PrefixIndex:
         self._by_digest: dict[BlockHash, int] = {}
         # Sorted by tokens: the neighbours of a text are those that share most of it.
         self._below: dict[BlockHash, list[tuple[tuple[int, ...], int]]] = {}
+        self.touched: deque[BlockHash] | None = None
+        """Digests right after they came or went; None while nobody watches."""
 
     def __contains__(self, block: int) -> bool:
         return block in self._names
@@ -48,6 +51,9 @@ class PrefixIndex:
         """The full block that ends this prefix."""
         return self._by_digest.get(digest)
 
+    def digests(self) -> frozenset[BlockHash]:
+        return frozenset(self._by_digest)
+
     def add(self, block: int, name: Name) -> None:
         """The name must be new, and the block without one."""
         assert block not in self._names, f"block {block} has a name already"
@@ -55,6 +61,8 @@ class PrefixIndex:
         if name.digest is not None:
             assert name.digest not in self._by_digest
             self._by_digest[name.digest] = block
+            if self.touched is not None:
+                self.touched.append(name.digest)
         siblings = self._below.setdefault(name.parent, [])
         siblings.insert(bisect_left(siblings, (name.tokens, block)), (name.tokens, block))
 
@@ -62,6 +70,8 @@ class PrefixIndex:
         name = self._names.pop(block)
         if name.digest is not None:
             del self._by_digest[name.digest]
+            if self.touched is not None:
+                self.touched.append(name.digest)
         siblings = self._below[name.parent]
         del siblings[bisect_left(siblings, (name.tokens, block))]
         if not siblings:

@@ -17,7 +17,7 @@ The pool is plain bookkeeping: it never touches the memory it describes.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +63,23 @@ class BlockPool:
     def holders(self) -> dict[BlockId, int]:
         """How many hold each block that is held. O(total): for tests and audits."""
         return {BlockId(block): refs for block, refs in enumerate(self._refs) if refs}
+
+    def watch(self) -> deque[BlockHash]:
+        """From now on the digests of full blocks that were named or lost their name, as it happens.
+
+        For one reader of any thread, who takes them from the left and asks `holds` what became of
+        each: every change comes after it was made.
+        """
+        self._index.touched = deque()
+        return self._index.touched
+
+    def holds(self, digest: BlockHash) -> bool:
+        """Whether the full block that ends this prefix is here. May be asked from any thread."""
+        return self._index.find(digest) is not None
+
+    def digests(self) -> frozenset[BlockHash]:
+        """Of all full blocks that are here. O(total): for tests and audits."""
+        return self._index.digests()
 
     def lookup(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
         """The cached blocks of the longest known prefix, not yet held: `share` them at once."""

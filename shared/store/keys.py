@@ -6,13 +6,16 @@
     kvrelay:{<cluster>}:workers                 zset    incarnation -> ms of its last renewal
     kvrelay:{<cluster>}:routers                 zset    the same for routers
     kvrelay:{<cluster>}:version                 int     grows when a member comes or goes
+    kvrelay:{<cluster>}:blocks:<incarnation>    hash    seq; at, digests: the snapshot and its seq
+    kvrelay:{<cluster>}:events:<incarnation>    stream  <seq>-0: + added, - removed; or = for all
     kvrelay:{<cluster>}:assigned:<incarnation>  hash    time bucket -> tokens assigned in it
     kvrelay:{<cluster>}:leg:<name>              hash    worker -> "router bucket tokens"
     kvrelay:{<cluster>}:req:<request id>        hash    the ledger's record of one request
 
 The owner's incarnation is part of the key of everything it owns: nobody can renew or delete what
 another owns, and a worker that restarts can never be taken for the one before it. All keys of a
-cluster share a hash tag. Times in values are Redis' own clock in milliseconds.
+cluster share a hash tag. Blocks and events live one lease, too; their digests are 16 bytes each,
+one after the other. Times in values are Redis' own clock in milliseconds.
 """
 
 from __future__ import annotations
@@ -64,6 +67,12 @@ class Keys:
 
     def router(self, incarnation: str) -> str:
         return self.prefix("router") + incarnation
+
+    def blocks(self, incarnation: str) -> str:
+        return self.prefix("blocks") + incarnation
+
+    def events(self, incarnation: str) -> str:
+        return self.prefix("events") + incarnation
 
     def assigned(self, incarnation: str) -> str:
         return self.prefix("assigned") + incarnation

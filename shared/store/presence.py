@@ -53,6 +53,8 @@ class Subject:
     load: Callable[[], LoadRecord] | None = None
     on_change: Callable[[], object] = lambda: None
     """Somebody came or went, or may have."""
+    on_registered: Callable[[], object] = lambda: None
+    """Redis holds this member anew, and nothing else that lived by its lease."""
     turns: Callable[[], ctypes.c_int64] | None = None
     """A number that changes before `healthy` and `load` cease to say what they last said, provided
     that `load` then gave the same object as before. None: they are asked at each renewal."""
@@ -142,7 +144,9 @@ class Presence:
             self._subject.on_change()
             if version == 0:
                 return self._lease_gone()
+        if not self._registered.is_set():
             self._registered.set()
+            self._subject.on_registered()
         self._watch.renewed(started_ns)
         return self._to_next_s() if self._stirring() else self._rest_from(turn)
 
@@ -214,7 +218,13 @@ class Presence:
             own = [keys.worker(incarnation), keys.workers]
         else:
             own = [keys.router(incarnation), keys.routers]
-        return [*own, keys.load(incarnation), keys.version, keys.workers]
+        return [*own, keys.load(incarnation), keys.version, keys.workers, *self._block_keys()]
+
+    def _block_keys(self) -> list[str]:
+        if not isinstance(self._member, WorkerRecord):
+            return []
+        incarnation = self._member.incarnation
+        return [self._keys.blocks(incarnation), self._keys.events(incarnation)]
 
     def _lease_gone(self) -> float:
         self._registered.clear()
@@ -243,7 +253,8 @@ class Presence:
         if self._failures:
             return  # Redis is away: the lease ends by itself
         incarnation = self._member.incarnation
-        keys = [*self._member_keys()[:3], self._keys.assigned(incarnation), self._keys.version]
+        own = [*self._member_keys()[:3], self._keys.assigned(incarnation), self._keys.version]
+        keys = [*own, *self._block_keys()]
         try:
             with mapped_errors(self._url):
                 self._leave(keys=keys, args=[incarnation, INDEX_TTL_MS])

@@ -1,5 +1,6 @@
 -- Registers a member, or renews its lease and load, in one step.
--- KEYS: 1 the member's record, 2 the index of its kind, 3 its load, 4 the cluster's version, 5 the index of workers
+-- KEYS: 1 the member's record, 2 the index of its kind, 3 its load, 4 the cluster's version, 5 the index of workers,
+--       6... what else lives as long as the lease
 -- ARGV: 1 incarnation, 2 "register" or "renew", 3 record, 4 load ("" for none), 5 lease ms, 6 index ttl ms
 -- Returns the version, which grows when a member comes or goes, or 0 when the lease to renew is
 -- not there any more; then nothing was written.
@@ -12,6 +13,9 @@ local lease = tonumber(ARGV[5])
 redis.call("SET", KEYS[1], ARGV[3], "PX", lease)
 if ARGV[4] ~= "" then
   redis.call("SET", KEYS[3], ARGV[4], "PX", lease)
+end
+for i = 6, #KEYS do
+  redis.call("PEXPIRE", KEYS[i], lease)
 end
 redis.call("ZADD", KEYS[2], now, ARGV[1])
 local ended = "(" .. now - lease

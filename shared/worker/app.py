@@ -22,9 +22,11 @@ from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.engine.policy import POLICIES
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
+from kvrelay.shared.store.blocks import BlockLog
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.presence import Presence, Subject
 from kvrelay.shared.store.records import LoadRecord, WorkerRecord
@@ -134,6 +136,9 @@ class Worker:
             blocks=facts.capacity.blocks,
             runner=compute.runner,
             transport=transport,
+            block_log=lambda incarnation: BlockLog(
+                config.redis_url, Keys(config.cluster), incarnation
+            ),
             metrics=metrics,
             tracing=tracing,
             clock=self._clock,
@@ -217,6 +222,7 @@ class Worker:
                 lambda: self._session is not None and self._session.check_health(),
                 self._load,
                 turns=self._turns,
+                on_registered=lambda: loop.call_soon_threadsafe(self._publish_blocks),
             ),
             self._clock,
         )
@@ -236,6 +242,10 @@ class Worker:
         await self._stopping.wait()
         log.info("stopping")
         await asyncio.to_thread(presence.stop)
+
+    def _publish_blocks(self) -> None:
+        assert self._session is not None
+        self._session.publisher.registered()
 
     def _load(self) -> LoadRecord:
         assert self._session is not None
@@ -288,7 +298,7 @@ def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]
         max_num_batched_tokens=config.step_tokens,
         max_model_len=facts.capacity.max_model_len,
         vocab_size=facts.model.vocab,
-        salt=repr(sorted(fingerprint.items())).encode(),
+        salt=group_of(fingerprint),
         policy=POLICIES[config.scheduling_policy],
     )
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.loop import EngineLoop
+from kvrelay.shared.engine.messages import Instruction
 from kvrelay.shared.engine.pace import Pace
 from kvrelay.shared.engine.plan import Plan, Runner
 from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.store.blocks import BlockLog
 from kvrelay.shared.store.records import LoadRecord
 from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
 from kvrelay.shared.telemetry.tracing import Tracing
@@ -24,6 +26,7 @@ from kvrelay.shared.types import Incarnation
 from kvrelay.shared.worker.health import HealthWatch
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
+from kvrelay.shared.worker.publisher import BlockPublisher
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import BlockView, Sender
 
@@ -38,6 +41,7 @@ class Machinery:
     blocks: int
     runner: Runner
     transport: Transport
+    block_log: Callable[[Incarnation], BlockLog]
     metrics: WorkerMetrics
     tracing: Tracing
     clock: Clock
@@ -59,7 +63,10 @@ class Session:
         step_tokens, target_ns = limits.max_num_batched_tokens, machinery.target_step_ns
         self.pace = Pace(step_tokens, limits.block_size, target_ns)
         self.engine = Engine(limits, machinery.blocks)
-        self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self.node.deliver)
+        self.publisher = BlockPublisher(
+            self.engine.state.pool, machinery.block_log(self.incarnation)
+        )
+        self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self._deliver)
         self.loop.on_step = self._on_step
         self.loop.on_death = machinery.on_engine_death
         self._sender = Sender(
@@ -88,6 +95,7 @@ class Session:
         """End every stream, stop computing, and let go of all peers."""
         self.node.retire()
         await asyncio.to_thread(self.loop.stop)
+        await self.publisher.close()
         await self._sender.close()
         await self._receiver.close()
 
@@ -137,8 +145,14 @@ class Session:
             decode_tokens_per_s=self.pace.decode_tokens_per_s,
         )
 
+    def _deliver(self, out: list[Instruction]) -> None:
+        """On the engine's thread."""
+        self.node.deliver(out)
+        self.publisher.look()
+
     def _on_step(self, plan: Plan, elapsed_ns: int) -> None:
         """On the engine's thread, after each step."""
+        self.publisher.look()  # a step of a long prompt has nothing to deliver
         outputs = sum(len(row.tokens) for row in plan.rows if row.index > 0)
         self._metrics.step_ended(elapsed_ns / 1e9, plan.tokens - outputs, outputs)
         state = self.engine.state

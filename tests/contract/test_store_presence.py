@@ -177,11 +177,14 @@ def test_leaving_ends_only_ones_own_lease(server: ValkeyServer, client: redis.Re
 def test_a_flushed_server_has_the_same_incarnation_again_within_two_seconds(
     server: ValkeyServer, client: redis.Redis, rests: dict[str, object]
 ) -> None:
-    record = worker()
-    with present(server, subject(record, **rests)):
+    record, told = worker(), threading.Semaphore(0)
+    with present(server, subject(record, on_registered=told.release, **rests)):
+        assert told.acquire(timeout=2)
         client.flushall()
         client.script_flush()
         assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
+        assert told.acquire(timeout=2)
+    assert not told.acquire(blocking=False), "renewing is not registering"
 
 
 @pytest.mark.leaks_allowed  # the module's server is started again

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
+import grpc
 import pytest
+
+from kvrelay.services.router.links import Link, keep_library
+from kvrelay.shared.rpc.convert import PROTOCOL
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.rpc.gen import relay_pb2_grpc
 
 LAST_LINK_ENDS = """
 import asyncio, gc, os, sys, threading
@@ -39,3 +47,51 @@ def test_the_last_link_that_ends_does_not_shut_grpc_down(library: str, threads: 
     program = [sys.executable, "-c", LAST_LINK_ENDS, library]
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
     assert int(done.stdout) == threads
+
+
+class Greeter(relay_pb2_grpc.WorkerServicer):
+    """A worker whose streams end when it is told so."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[pb.ToWorker],
+        context: grpc.aio.ServicerContext[pb.ToWorker, pb.FromWorker],
+    ) -> None:
+        await context.write(pb.FromWorker(hello=pb.WorkerHello(protocol=PROTOCOL, worker="w")))
+        await self.end.wait()
+        self.end.clear()
+
+
+@pytest.mark.leaks_allowed  # gRPC's threads
+async def test_a_link_opens_when_it_is_prepared_each_time_anew() -> None:
+    keep_library()
+    server, greeter = grpc.aio.server(), Greeter()
+    relay_pb2_grpc.add_WorkerServicer_to_server(greeter, server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    asked: asyncio.Queue[asyncio.Event] = asyncio.Queue()
+    lost: asyncio.Queue[str] = asyncio.Queue()
+
+    async def prepare(worker: str) -> None:
+        done = asyncio.Event()
+        asked.put_nowait(done)
+        await done.wait()
+
+    link = Link("w", address, "r", lambda *_: None, lost.put_nowait)
+    link.prepare = prepare
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            prepared = await asked.get()
+            assert not link.open
+            prepared.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert link.open
+            greeter.end.set()
+            assert await lost.get() == "w"
+    assert not link.open
+    await link.close()
+    await server.stop(None)
