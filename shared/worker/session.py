@@ -25,6 +25,7 @@ from kvrelay.shared.worker.health import HealthWatch
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.receiver import Receiver
+from kvrelay.shared.worker.recording import Record, unrecorded
 from kvrelay.shared.worker.sender import BlockView, Sender
 
 
@@ -43,6 +44,7 @@ class Machinery:
     clock: Clock
     on_engine_death: Callable[[], None]
     """Called on the engine's thread."""
+    record: Record = unrecorded
 
 
 class Session:
@@ -59,7 +61,8 @@ class Session:
         step_tokens, target_ns = limits.max_num_batched_tokens, machinery.target_step_ns
         self.pace = Pace(step_tokens, limits.block_size, target_ns)
         self.engine = Engine(limits, machinery.blocks)
-        self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self.node.deliver)
+        machine, self._close_record = machinery.record(self.engine, self.incarnation)
+        self.loop = EngineLoop(machine, machinery.runner, self.pace, self.node.deliver)
         self.loop.on_step = self._on_step
         self.loop.on_death = machinery.on_engine_death
         self._sender = Sender(
@@ -88,6 +91,7 @@ class Session:
         """End every stream, stop computing, and let go of all peers."""
         self.node.retire()
         await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(self._close_record)
         await self._sender.close()
         await self._receiver.close()
 
