@@ -129,4 +129,5 @@ def bar(record: RecordFile, *, shown: bool) -> Iterator[Tick]:
     try:
         yield tick if errors.is_terminal and not shown else lambda: None
     finally:
-        progress.stop()
+        if progress.live.is_started:
+            progress.stop()

@@ -131,7 +131,7 @@ def queues_text(state: EngineState) -> str:
 
 def leg_text(leg: Leg) -> str:
     blocks = " ".join(map(str, leg.blocks)) or "none"
-    preempted = f", preempted {leg.preemptions} times" if leg.preemptions else ""
+    preempted = f", preempted {leg.preemptions} x" if leg.preemptions else ""
     return f"{short(leg.key)} {leg.phase}: {leg.computed}/{leg.total}{preempted}, blocks {blocks}"
 
 

@@ -23,12 +23,14 @@ def record_life(seed: int, events: int, path: Path) -> Engine:
     world = World(random.Random(seed))
     engine, entries = world.engine, list[Entry]()
     world.engine = RecordedEngine(engine, entries.append)  # type: ignore[assignment]
-    for _ in range(events):
-        world.act()
-    state = engine.state
-    header = Header(state.limits, state.pool.total, f"life {seed}", __version__)
-    lines = [header_line(header), *map(entry_line, entries), end_line("closed")]
-    path.write_bytes(b"".join(lines))
+    try:
+        for _ in range(events):
+            world.act()
+    finally:
+        state = engine.state
+        header = Header(state.limits, state.pool.total, f"life {seed}", __version__)
+        lines = [header_line(header), *map(entry_line, entries), end_line("closed")]
+        path.write_bytes(b"".join(lines))
     return engine
 
 
