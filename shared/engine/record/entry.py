@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from zlib import crc32
@@ -171,38 +171,34 @@ def outcome_of(entry: Entry) -> Outcome:
     return Outcome(
         mark_of(entry.planned) if entry.planned is not None else None,
         dict(Counter(type(item).__name__ for item in entry.out)),
-        checksum(map(_instruction_bytes, entry.out)) if entry.out else "",
+        checksum(b"".join(map(_instruction_bytes, entry.out))) if entry.out else "",
         entry.raised,
     )
 
 
 def mark_of(planned: Planned) -> PlanMark:
     rows = planned.rows
+    spans, blocks = array("q"), array("q")
+    for row in rows:
+        spans.extend((row.start, len(row.tokens), row.sample, row.choice, row.index))
+        spans.extend(row.tokens)
+        spans.extend((len(row.banned), *row.banned))
+    for table in planned.tables:
+        blocks.append(len(table))
+        blocks.extend(table)
+    for pair in planned.copies:
+        blocks.extend(pair)
     return PlanMark(
         rows=len(rows),
-        tokens=sum(len(row.tokens) for row in rows),
-        legs=checksum(row.key.encode() for row in rows),
-        spans=checksum(map(_span_bytes, rows)),
-        blocks=checksum(_block_bytes(planned)),
+        tokens=sum([len(row.tokens) for row in rows]),
+        legs=checksum("\n".join([row.key for row in rows]).encode()),
+        spans=checksum(spans),
+        blocks=checksum(blocks),
     )
 
 
-def _span_bytes(row: PlannedRow) -> bytes:
-    head = (row.start, len(row.tokens), row.sample, row.choice, row.index, len(row.banned))
-    return array("q", (*head, *row.tokens, *row.banned)).tobytes()
-
-
-def _block_bytes(planned: Planned) -> Iterator[bytes]:
-    for table in planned.tables:
-        yield array("q", (len(table), *table)).tobytes()
-    yield array("q", [block for pair in planned.copies for block in pair]).tobytes()
-
-
-def checksum(parts: Iterator[bytes]) -> str:
-    crc = 0
-    for part in parts:
-        crc = crc32(part, crc)
-    return f"{crc:08x}"
+def checksum(content: bytes | array[int]) -> str:
+    return f"{crc32(content):08x}"
 
 
 _ADAPTERS: dict[type, TypeAdapter[m.Instruction]] = {

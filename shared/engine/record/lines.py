@@ -12,7 +12,7 @@ The call in line n + 1 has the number n. A record without its `end` was cut off:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -37,6 +37,7 @@ MAGIC = "kvrelay record"
 VERSION = 1
 """Raised when what a line says changes its meaning; a new field of an event does not count."""
 MAX_BLOCKS = 1 << 24
+_JSON = json.JSONEncoder(separators=(",", ":"))
 
 _EVENTS: dict[str, TypeAdapter[m.Event]] = {
     kind.__name__: TypeAdapter(kind) for kind in m.Event.__args__
@@ -114,8 +115,8 @@ def end_line(why: str) -> bytes:
 
 def _outcome_fields(outcome: Outcome) -> dict[str, object]:
     out: dict[str, object] = {}
-    if outcome.plan is not None:
-        out["plan"] = list(asdict(outcome.plan).values())
+    if (plan := outcome.plan) is not None:
+        out["plan"] = (plan.rows, plan.tokens, plan.legs, plan.spans, plan.blocks)
     if outcome.said:
         out |= {"out": outcome.said, "crc": outcome.content}
     if outcome.raised:
@@ -124,7 +125,7 @@ def _outcome_fields(outcome: Outcome) -> dict[str, object]:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def _line(value: object) -> bytes:

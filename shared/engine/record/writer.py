@@ -1,6 +1,7 @@
-"""Writes a record on a thread of its own: an engine's step only puts what happened into a queue.
+"""Writes a record on a thread of its own: an engine's turn only puts what happened into a queue.
 
-Whatever is in the way of recording ends the record, is logged once, and never harms the engine.
+Lines are made and written while the next step runs. Whatever is in the way of recording ends the
+record, is logged once, and never harms the engine.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import BinaryIO
 
-from kvrelay.shared.engine.record.entry import Entry
+from kvrelay.shared.engine.record.entry import Entry, MakePlan
 from kvrelay.shared.engine.record.lines import Header, end_line, entry_line, header_line
 from kvrelay.shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 20_000
-"""Calls that wait for the disk at most: some seconds of the busiest engine."""
+MAX_PENDING = 4096
+"""Turns that wait for the disk at most: some seconds of the busiest engine."""
 
 
 class RecordWriter:
@@ -33,7 +33,8 @@ class RecordWriter:
         self._left_bytes = limit_bytes
         self._limit_bytes = limit_bytes
         self._file = create(path)
-        self._queue: SimpleQueue[Entry | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[Entry] | None] = SimpleQueue()
+        self._turn: list[Entry] = []
         self._over = False
         try:
             self._put(header_line(header))
@@ -44,18 +45,24 @@ class RecordWriter:
         self._thread.start()
 
     def note(self, entry: Entry) -> None:
-        """From one thread only."""
+        """From one thread only. A turn ends with its plan: to wake the writer once is enough."""
         if self._over:
             return
-        if self._queue.qsize() >= MAX_PENDING:
-            self._stop(f"the disk is behind by {MAX_PENDING} calls")
-            return
-        self._queue.put(entry)
+        self._turn.append(entry)
+        if isinstance(entry.asked, MakePlan) or entry.raised:
+            self._hand_over()
 
     def close(self) -> None:
         """Write what was noted. Idempotent."""
+        self._hand_over()
         self._queue.put(None)
         self._thread.join()
+
+    def _hand_over(self) -> None:
+        if self._queue.qsize() >= MAX_PENDING:
+            self._stop(f"the disk is behind by {MAX_PENDING} turns")
+        turn, self._turn = self._turn, []
+        self._queue.put(turn)
 
     def _stop(self, why: str) -> None:
         self._over = True
@@ -71,27 +78,18 @@ class RecordWriter:
             self._over = True
 
     def _write_until_over(self) -> None:
-        while True:
-            for entry in self._drain():
-                if entry is None or self._over:
-                    self._put(end_line("closed" if entry is None else "the disk was behind"))
-                    return
-                line = entry_line(entry)
+        while (turn := self._queue.get()) is not None:
+            if self._over:
+                self._put(end_line("the disk was behind"))
+                return
+            for line in map(entry_line, turn):
                 if len(line) > self._left_bytes:
                     self._put(end_line(f"limit of {self._limit_bytes} bytes"))
                     self._stop(f"record_limit of {self._limit_bytes} bytes is reached")
                     return
                 self._put(line)
             self._file.flush()  # a process that dies now takes nothing with it
-
-    def _drain(self) -> Iterator[Entry | None]:
-        """All that was noted; waits for the first. None is the end."""
-        yield self._queue.get()
-        try:
-            while True:
-                yield self._queue.get_nowait()
-        except Empty:
-            return
+        self._put(end_line("closed"))
 
     def _put(self, line: bytes) -> None:
         self._left_bytes -= len(line)
