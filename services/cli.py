@@ -166,6 +166,10 @@ def replay(
     as_json: Annotated[
         bool, typer.Option("--json", help="A JSON object for each step, and one for the result.")
     ] = False,
+    checks: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Check the pool after each call, or at the end."),
+    ] = True,
 ) -> None:
     """Live a recorded engine's life again, without a model, and show its steps.
 
@@ -182,7 +186,7 @@ def replay(
     from kvrelay.services.replay import ReplayOptions, run
 
     console = Console(width=None if sys.stdout.isatty() else 200)
-    raise typer.Exit(run(file, ReplayOptions(until, step, verify, as_json), console))
+    raise typer.Exit(run(file, ReplayOptions(until, step, verify, as_json, checks), console))
 
 
 @app.command("version")

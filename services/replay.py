@@ -32,6 +32,8 @@ class ReplayOptions:
     verify: bool = False
     """Say nothing of the steps."""
     as_json: bool = False
+    checks: bool = True
+    """Look at the whole pool after each call, and not only after the last."""
 
 
 def run(path: Path, options: ReplayOptions, console: Console) -> int:
@@ -57,7 +59,7 @@ class _Player:
         self._record = record
         self._options = options
         self._view = view
-        self._replay = Replay(record.header)
+        self._replay = Replay(record.header, checks=options.checks)
         self._calls = self._steps = 0
         self._mended = ""
         self._stopped = False
@@ -81,9 +83,10 @@ class _Player:
         for line in self._record.lines():
             if line.number == self._options.until:
                 self._stopped = True
-                return
+                break
             self._turn(line)
             tick()
+        self._replay.check(self._calls)
 
     def _turn(self, line: Line) -> None:
         turn = self._replay.turn(line)

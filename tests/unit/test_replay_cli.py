@@ -71,6 +71,17 @@ def test_another_way_is_one_line_the_legs_and_exit_code_1(monkeypatch: pytest.Mo
     assert (code, found["ok"], found["call"]) == (1, False, 40)
 
 
+def test_without_checks_a_leak_is_found_where_it_changes_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = BlockPool.release
+    monkeypatch.setattr(BlockPool, "release", lambda pool, blocks: release(pool, blocks[1:]))
+    assert replayed("--verify")[1][1].startswith("call 15: leaves a pool that breaks its law")
+    code, lines = replayed("--verify", "--no-check")
+    assert code == 1
+    assert lines[1] == "call 22: instructions: 1 Expect, 1 Room as recorded, with other content"
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [
