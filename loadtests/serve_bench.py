@@ -25,6 +25,8 @@ from loadtests.serving.figures import AGAIN, OURS, Visit
 from loadtests.serving.report import Run, as_json, show
 from loadtests.serving.scenarios import SCENARIOS, Prompts, Sizes, streams8
 from loadtests.serving.systems import (
+    UNCHUNKED,
+    UNSPLIT,
     Spec,
     System,
     SystemFailed,
@@ -120,8 +122,11 @@ def words_of(model: Path) -> list[int]:
 def specs(given: argparse.Namespace) -> list[Spec]:
     """Of the systems asked for. Raises `SystemFailed` for one that is unknown or not installed."""
     source = resolve_model(str(given.model))
+    options = ["--model", str(given.model), *shlex.split(given.up)]
     makers: dict[str, Callable[[], Spec]] = {
-        "kvrelay": lambda: kvrelay_spec(["--model", str(given.model), *shlex.split(given.up)]),
+        "kvrelay": lambda: kvrelay_spec(options),
+        "unsplit": lambda: kvrelay_spec([*options, *UNSPLIT], "unsplit"),
+        "unchunked": lambda: kvrelay_spec([*options, *UNCHUNKED], "unchunked"),
         "vllm": lambda: vllm_spec(source, given.threads),
         "llamacpp": lambda: llamacpp_spec(source, given.threads),
     }
@@ -148,7 +153,7 @@ def positive(kind: type[int] | type[float]) -> Callable[[str], float]:
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__)
-    out.add_argument("--systems", default="kvrelay", help="of kvrelay,vllm,llamacpp")
+    out.add_argument("--systems", default="kvrelay", help="comma between; see the README")
     out.add_argument("--scenarios", default=",".join(SCENARIOS), help="default: %(default)s")
     out.add_argument("--blocks", type=positive(int), default=3, help="default: %(default)s")
     out.add_argument("--seed", type=int, default=0, help="of prompts and orders")

@@ -153,6 +153,42 @@ def decode(flags: dict[str, object]) -> None:
     raise typer.Exit(run(config))
 
 
+@app.command("replay")
+def replay(
+    file: Annotated[Path, typer.Argument(help="A record that a worker wrote with --record DIR.")],
+    until: Annotated[
+        int | None, typer.Option(min=1, help="Stop before this call, and show all legs.")
+    ] = None,
+    step: Annotated[bool, typer.Option("--step", help="Wait for Enter after each step.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare only, and show no steps.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A JSON object for each step, and one for the result.")
+    ] = False,
+    checks: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Check the pool after each call, or at the end."),
+    ] = True,
+) -> None:
+    """Live a recorded engine's life again, without a model, and show its steps.
+
+    The pool is checked after each call. The first call that goes another way than recorded ends it
+    with exit code 1. Steps are shown by leg and number of tokens, but the file itself holds the
+    token ids of all prompts and answers: treat it like what people wrote.
+
+    Examples:
+
+      kvrelay replay records/20260102-101500-decode-0-3f2a9c1b.jsonl
+
+      kvrelay replay records/20260102-101500-decode-0-3f2a9c1b.jsonl --verify --until 1290
+    """
+    from kvrelay.services.replay import ReplayOptions, run
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    raise typer.Exit(run(file, ReplayOptions(until, step, verify, as_json, checks), console))
+
+
 @app.command("version")
 def version() -> None:
     """Print the version."""

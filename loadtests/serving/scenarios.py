@@ -46,6 +46,7 @@ class Sizes:
 
     requests: int = 8
     waves: int = 3
+    steady: int = 4
     alone_s: float = 8.0
     longs: int = 5
     long_period_s: float = 4.0
@@ -80,10 +81,10 @@ async def streams8(server: Server, prompts: Prompts, sizes: Sizes) -> Outcome:
 
 
 async def gap(server: Server, prompts: Prompts, sizes: Sizes) -> Outcome:
-    """Four steady streams: alone for a while, then with a long prompt every few seconds."""
+    """Steady streams: alone for a while, then with a long prompt every few seconds."""
     steady = [
         await open_stream(server, Request(prompts.take(128), STEADY_TOKENS), time.monotonic())
-        for _ in range(4)
+        for _ in range(sizes.steady)
     ]
     longs = [Request(prompts.take(sizes.long_tokens), 16) for _ in range(sizes.longs)]
     await asyncio.gather(*(stream.started.wait() for stream in steady))

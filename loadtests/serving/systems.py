@@ -48,12 +48,17 @@ class Spec:
     """Added to ours."""
 
 
-def kvrelay_spec(options: Sequence[str]) -> Spec:
+UNSPLIT = ("--unsplit",)
+UNCHUNKED = (*UNSPLIT, "--max-num-batched-tokens", "8192", "--target-step-ms", "10000")
+"""A prompt is one step, however long that takes."""
+
+
+def kvrelay_spec(options: Sequence[str], name: str = "kvrelay") -> Spec:
     """`kvrelay up` with more of its options."""
     port = free_port()
     program = (sys.executable, "-m", "kvrelay.services.cli", "up")
     named = ("--port", str(port), "--served-model-name", MODEL)
-    return Spec("kvrelay", (*program, *named, *options), Server(port, MODEL), "/ready")
+    return Spec(name, (*program, *named, *options), Server(port, MODEL), "/ready")
 
 
 def vllm_spec(source: ModelSource, threads: int) -> Spec:

@@ -19,11 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
-from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.pace import Pace
-from kvrelay.shared.engine.plan import Plan, Runner
+from kvrelay.shared.engine.plan import Plan, Runner, StepResult
+from kvrelay.shared.engine.state import EngineState
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,21 @@ COMPUTE_NICE = 5
 """Computing yields to what is short and waited for: event loops, streams, leases."""
 
 
+class Machine(Protocol):
+    """An `Engine`, or one that is recorded."""
+
+    @property
+    def state(self) -> EngineState: ...
+    def handle(self, event: Event) -> list[Instruction]: ...
+    def plan(self, budget_tokens: int) -> tuple[Plan | None, list[Instruction]]: ...
+    def complete(self, plan: Plan, result: StepResult) -> list[Instruction]: ...
+    def fail_step(self, plan: Plan, message: str) -> list[Instruction]: ...
+
+
 class EngineLoop:
     """Runs an engine until `stop`. `post` may be called from any thread."""
 
-    def __init__(self, engine: Engine, runner: Runner, pace: Pace, deliver: Deliver) -> None:
+    def __init__(self, engine: Machine, runner: Runner, pace: Pace, deliver: Deliver) -> None:
         self.engine = engine
         self.runner = runner
         self.pace = pace

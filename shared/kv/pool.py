@@ -49,6 +49,7 @@ class BlockPool:
         self._refs = [0] * total
         self._quarantined: set[int] = set()
         self._index = PrefixIndex()
+        self.evictions = 0
 
     @property
     def available(self) -> int:
@@ -169,6 +170,7 @@ class BlockPool:
 
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
+        self.evictions += 1
         self._index.remove(block)
         heapq.heappush(self._free, block)
 

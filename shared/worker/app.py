@@ -40,6 +40,7 @@ from kvrelay.shared.types import Incarnation
 from kvrelay.shared.worker.affinity import apply_affinity, parse_cpus
 from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
+from kvrelay.shared.worker.recording import recording
 from kvrelay.shared.worker.servicer import WorkerServicer
 from kvrelay.shared.worker.session import Machinery, Session
 
@@ -103,6 +104,7 @@ class Worker:
 
     async def serve(self) -> int:
         config = self._config
+        record = recording(config, self._name)
         facts = await asyncio.to_thread(read_facts, config)
         metrics = WorkerMetrics(self._gauges, self._info())
         metrics_port, close_metrics = serve_metrics(
@@ -143,6 +145,7 @@ class Worker:
             tracing=tracing,
             clock=self._clock,
             on_engine_death=self._watcher(asyncio.get_running_loop()),
+            record=record,
         )
         session = self._session = Session(self._incarnation, machinery)
         servicer = WorkerServicer(session.node)

@@ -76,6 +76,13 @@ class WorkerConfig(Settings):
     """A label for people, in logs and metrics."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
+    record: str = ""
+    """Folder to write a record of the engine's every decision to, for `kvrelay replay`; empty is
+    none. A record holds the token ids of all prompts and answers: what people wrote."""
+    record_limit_bytes: Annotated[ByteSize, Field(ge=1 << 16), Named(setting="record_limit")] = (
+        ByteSize(256 << 20)
+    )
+    """Size in bytes at which a record ends; serving goes on."""
 
     @property
     def step_tokens(self) -> int:

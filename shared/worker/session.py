@@ -28,6 +28,7 @@ from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.publisher import BlockPublisher
 from kvrelay.shared.worker.receiver import Receiver
+from kvrelay.shared.worker.recording import Record, unrecorded
 from kvrelay.shared.worker.sender import BlockView, Sender
 
 
@@ -47,6 +48,7 @@ class Machinery:
     clock: Clock
     on_engine_death: Callable[[], None]
     """Called on the engine's thread."""
+    record: Record = unrecorded
 
 
 class Session:
@@ -66,7 +68,8 @@ class Session:
         self.publisher = BlockPublisher(
             self.engine.state.pool, machinery.block_log(self.incarnation)
         )
-        self.loop = EngineLoop(self.engine, machinery.runner, self.pace, self._deliver)
+        machine, self._close_record = machinery.record(self.engine, self.incarnation)
+        self.loop = EngineLoop(machine, machinery.runner, self.pace, self._deliver)
         self.loop.on_step = self._on_step
         self.loop.on_death = machinery.on_engine_death
         self._sender = Sender(
@@ -96,6 +99,7 @@ class Session:
         self.node.retire()
         await asyncio.to_thread(self.loop.stop)
         await self.publisher.close()
+        await asyncio.to_thread(self._close_record)
         await self._sender.close()
         await self._receiver.close()
 

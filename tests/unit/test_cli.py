@@ -153,12 +153,12 @@ def test_a_services_named_error_is_one_line(
 
 def test_help_teaches_every_command_and_setting() -> None:
     everything = CliRunner().invoke(cli.app, ["--help"]).output
-    for command in ("up", "router", "prefill", "decode", "model", "version"):
+    for command in ("up", "router", "prefill", "decode", "replay", "model", "version"):
         assert f" {command} " in everything
     flags = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["up", "--help"]).output
     promised = """--model --prefill --decode --unsplit --redis --port --dtype --block-size --threads
         --max-model-len --max-num-seqs --max-num-batched-tokens --kv-cache-memory
-        --served-model-name"""
+        --served-model-name --record --record-limit"""
     assert [flag for flag in promised.split() if f" {flag} " not in flags] == []
     assert "kvrelay up --unsplit" in flags
 
