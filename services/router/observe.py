@@ -14,7 +14,7 @@ from kvrelay.shared.errors import (
     Unavailable,
 )
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
-from kvrelay.shared.telemetry.labels import Endpoint, Outcome
+from kvrelay.shared.telemetry.labels import Endpoint, Outcome, UsageKind
 from kvrelay.shared.telemetry.metrics import RouterMetrics
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
@@ -67,7 +67,8 @@ class RequestWatch:
     timeline: Timeline = field(default_factory=Timeline)
     tokens: int = 0
     attempts: int = 0
-    cached_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+    """Of each prompt, by the number of its first leg: tokens that nobody had to compute."""
     error: KvrelayError | None = None
     answered: bool = True
     stages: dict[int, Stage] = field(default_factory=dict)
@@ -75,6 +76,10 @@ class RequestWatch:
     @property
     def traceparent(self) -> str:
         return self.trace.headers.get("traceparent", "")
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.cached.values())
 
     def _stamp(self, moment: Moment) -> None:
         self.timeline.stamp(moment, self.observer.clock.now_ns())
@@ -98,7 +103,11 @@ class RequestWatch:
             self._journal(machine, PHASES[stage])
 
     def leg_ended(self, machine: LegMachine, error: KvrelayError | None) -> None:
-        self.cached_tokens += machine.cached_tokens
+        if machine.cached_tokens is not None:
+            # The choices of one prompt share it: the one that computed most of it says how much.
+            prompt = machine.number - machine.spec.choice
+            least = self.cached.get(prompt, machine.cached_tokens)
+            self.cached[prompt] = min(least, machine.cached_tokens)
         phase = Phase.FINISHED if machine.answered else Phase.CANCELLED
         if error is not None:
             self.error = self.error or error
@@ -115,9 +124,12 @@ class RequestWatch:
         if self.error is not None:
             outcome = outcome_of(self.error)
         endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
-        observer.metrics.request_ended(
-            endpoint, outcome, self.timeline, request.prompt_tokens, self.tokens
-        )
+        tokens = {
+            UsageKind.PROMPT: request.prompt_tokens,
+            UsageKind.CACHED: self.cached_tokens,
+            UsageKind.COMPLETION: self.tokens,
+        }
+        observer.metrics.request_ended(endpoint, outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
 
     def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:

@@ -56,6 +56,10 @@ class RunningRequest:
                 raise item
             yield item
 
+    @property
+    def cached_tokens(self) -> int:
+        return self.watch.cached_tokens
+
     def stop_leg(self, leg: int) -> None:
         self._conductor.stop_leg(self, leg)
 

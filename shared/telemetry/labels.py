@@ -46,6 +46,8 @@ class TokenKind(StrEnum):
 
 class UsageKind(StrEnum):
     PROMPT = "prompt"
+    CACHED = "cached"
+    """Of the prompts' tokens those that nobody had to compute."""
     COMPLETION = "completion"
 
 

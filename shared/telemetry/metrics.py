@@ -120,15 +120,14 @@ class RouterMetrics:
         endpoint: Endpoint,
         outcome: Outcome,
         timeline: Timeline,
-        prompt_tokens: int,
-        completion_tokens: int,
+        tokens: Mapping[UsageKind, int],
     ) -> None:
         """Once per accepted request; the times come from the router's timeline of it."""
         self._requests.labels(endpoint, outcome).inc()
-        self._tokens.labels(UsageKind.PROMPT).inc(prompt_tokens)
-        self._tokens.labels(UsageKind.COMPLETION).inc(completion_tokens)
+        for kind, count in tokens.items():
+            self._tokens.labels(kind).inc(count)
         _observe(self._ttft, timeline.ttft_s)
-        _observe(self._tpot, timeline.tpot_s(completion_tokens))
+        _observe(self._tpot, timeline.tpot_s(tokens.get(UsageKind.COMPLETION, 0)))
         _observe(self._duration, timeline.duration_s)
 
     def attempt_begun(self, cause: AttemptCause) -> None:

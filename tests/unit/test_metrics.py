@@ -18,6 +18,7 @@ from kvrelay.shared.telemetry.labels import (
     Endpoint,
     Outcome,
     TransferFault,
+    UsageKind,
     WorkerState,
 )
 from kvrelay.shared.telemetry.metrics import (
@@ -31,6 +32,7 @@ from kvrelay.shared.telemetry.scrape import serve_metrics
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.types import Role
 
+TOKENS = {UsageKind.PROMPT: 7, UsageKind.CACHED: 5, UsageKind.COMPLETION: 11}
 IDLE = WorkerGauges(64, 60, 4, 0, 0, 0, 0)
 
 
@@ -106,12 +108,13 @@ def test_a_request_is_counted_with_the_times_of_its_timeline() -> None:
     timeline.stamp(Moment.FIRST_TOKEN, 30_000_000)
     timeline.stamp(Moment.FINISHED, 130_000_000)
     metrics.attempt_begun(AttemptCause.FIRST)
-    metrics.request_ended(Endpoint.CHAT, Outcome.OK, timeline, 7, 11)
+    metrics.request_ended(Endpoint.CHAT, Outcome.OK, timeline, TOKENS)
     metrics.request_refused(Endpoint.COMPLETIONS, Outcome.BAD_REQUEST)
     now = series(render(metrics.registry)[0])
     assert now['kvrelay_requests_total{endpoint="chat",outcome="ok"}'] == 1
     assert now['kvrelay_requests_total{endpoint="completions",outcome="bad_request"}'] == 1
     assert now['kvrelay_request_tokens_total{kind="prompt"}'] == 7
+    assert now['kvrelay_request_tokens_total{kind="cached"}'] == 5
     assert now['kvrelay_request_tokens_total{kind="completion"}'] == 11
     assert now['kvrelay_attempts_total{cause="first"}'] == 1
     assert now["kvrelay_time_to_first_token_seconds_sum"] == 0.03
@@ -126,7 +129,7 @@ def test_a_request_that_ended_without_a_token_has_a_duration_only() -> None:
     timeline = Timeline()
     timeline.stamp(Moment.RECEIVED, 0)
     timeline.stamp(Moment.FINISHED, 500_000_000)
-    metrics.request_ended(Endpoint.CHAT, Outcome.CANCELLED, timeline, 7, 0)
+    metrics.request_ended(Endpoint.CHAT, Outcome.CANCELLED, timeline, {UsageKind.PROMPT: 7})
     now = series(render(metrics.registry)[0])
     assert now["kvrelay_time_to_first_token_seconds_count"] == 0
     assert now["kvrelay_time_per_output_token_seconds_count"] == 0
