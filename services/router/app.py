@@ -19,6 +19,7 @@ from kvrelay.services.router import policy
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.holdings import NothingKnown
 from kvrelay.services.router.http import Server
 from kvrelay.services.router.links import keep_library
 from kvrelay.services.router.membership import Membership
@@ -26,6 +27,7 @@ from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.exchange import BodyLimits
 from kvrelay.services.router.openai.generate import EdgeSettings
+from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.checkpoint.config import read_config
@@ -105,7 +107,8 @@ async def serve(config: RouterConfig) -> int:
         config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
     )
     admission = Admission(config.max_queue_requests, clock)
-    dispatcher = Dispatcher(store, admission, observer, deadlines, incarnation)
+    placement = Placement(store, NothingKnown(), clock, incarnation, config.route)
+    dispatcher = Dispatcher(placement, admission, observer, deadlines)
     membership = Membership(
         store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from kvrelay.services.router.choreography import LegMachine, Stage
+from kvrelay.services.router.route import Route
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import (
     DeadlineExceeded,
@@ -39,6 +40,20 @@ def outcome_of(error: KvrelayError) -> Outcome:
     return next(outcome for kind, outcome in OUTCOMES if isinstance(error, kind))
 
 
+def route_attributes(route: Route) -> dict[str, str | int | float]:
+    """Of a span: what was chosen, what it was expected to cost, and why."""
+    terms = {f"kvrelay.route.{name}": value for name, value in asdict(route.terms).items()}
+    decode = {"kvrelay.route.decode_held_tokens": route.decode.held_tokens} if route.decode else {}
+    return {
+        "kvrelay.route.kind": route.kind.value,
+        "kvrelay.route.measured": route.measured,
+        "kvrelay.route.predicted_ttft_s": route.terms.ttft_s,
+        "kvrelay.route.held_tokens": route.first.held_tokens,
+        **decode,
+        **terms,
+    }
+
+
 @dataclass(slots=True)
 class Observer:
     """Makes a `RequestWatch` for each accepted request and counts those in flight."""
@@ -71,6 +86,9 @@ class RequestWatch:
     """Of each prompt, by the number of its first leg: tokens that nobody had to compute."""
     error: KvrelayError | None = None
     answered: bool = True
+    routes: dict[int, tuple[int, Route]] = field(default_factory=dict)
+    """By leg: when its last route was chosen, until its first token came."""
+    first_route: Route | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
 
     @property
@@ -87,6 +105,22 @@ class RequestWatch:
     def token(self) -> None:
         self._stamp(Moment.FIRST_TOKEN)
         self.tokens += 1
+
+    def routed(self, machine: LegMachine, route: Route) -> None:
+        """Workers for the leg's next attempt were chosen."""
+        self.observer.metrics.routed(route.kind)
+        self.first_route = self.first_route or route
+        if machine.spec.choice == 0 and not machine.tokens:
+            self.routes[machine.number] = (self.observer.clock.now_ns(), route)
+
+    def first_token(self, leg: int) -> None:
+        """The first one that a route gave: was it as far away as predicted?"""
+        if (routed := self.routes.pop(leg, None)) is None:
+            return
+        chosen_ns, route = routed
+        took_s = (self.observer.clock.now_ns() - chosen_ns) / 1e9
+        if route.measured:
+            self.observer.metrics.predicted(route.kind, route.terms.ttft_s, took_s)
 
     def stage(self, machine: LegMachine, stage: Stage) -> None:
         """A leg entered a stage (or began it anew with a token)."""
@@ -149,6 +183,8 @@ class RequestWatch:
             "kvrelay.attempts": self.attempts,
             "kvrelay.outcome": outcome.value,
         }
+        if self.first_route is not None:
+            attributes |= route_attributes(self.first_route)
         ttft_s = self.timeline.ttft_s
         if ttft_s is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = ttft_s

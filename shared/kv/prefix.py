@@ -8,12 +8,17 @@ another tenant's `cache_salt`, can never be found.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
 HASH_BYTES = 16
+
+
+def group_of(fingerprint: Mapping[str, str]) -> bytes:
+    """What `chain_root` takes as the group of all workers of this fingerprint."""
+    return repr(sorted(fingerprint.items())).encode()
 
 
 def chain_root(group: bytes, cache_salt: str = "") -> BlockHash:

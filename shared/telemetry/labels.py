@@ -33,6 +33,13 @@ class AttemptCause(StrEnum):
     DRAIN = "drain"
 
 
+class RouteKind(StrEnum):
+    """How a leg is served."""
+
+    SPLIT = "split"
+    LOCAL = "local"
+
+
 class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"

@@ -23,6 +23,7 @@ from kvrelay.shared.telemetry.labels import (
     Direction,
     Endpoint,
     Outcome,
+    RouteKind,
     TokenKind,
     TransferFault,
     UsageKind,
@@ -50,6 +51,7 @@ RELAY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0,
 )  # fmt: skip
+RATIO_BUCKETS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,24 @@ class RouterMetrics:
         self._duration = _histogram(
             registry, "request_duration_seconds", "From request to its end.", DURATION_BUCKETS_S
         )
+
+        self._routes = _counter(
+            registry, "routes", "Attempts at legs by how they are served.", route=RouteKind
+        )
+        name = "first_token_outcome_ratio"
+        text = "Time to the first token by its prediction when the route was chosen."
+        self._outcome_ratio = Histogram(
+            f"kvrelay_{name}", text, ["route"], registry=registry, buckets=RATIO_BUCKETS
+        )
+        for kind in RouteKind:
+            self._outcome_ratio.labels(kind)
+
+    def routed(self, kind: RouteKind) -> None:
+        self._routes.labels(kind).inc()
+
+    def predicted(self, kind: RouteKind, predicted_s: float, took_s: float) -> None:
+        """The first token of a leg whose route was chosen by measured rates."""
+        self._outcome_ratio.labels(kind).observe(took_s / predicted_s)
 
     def request_refused(self, endpoint: Endpoint, outcome: Outcome) -> None:
         """A request that ended before it became a `ValidRequest`."""

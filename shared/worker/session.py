@@ -129,12 +129,13 @@ class Session:
         chunked = [leg.pending for leg in [*state.running] if leg.pending > 1]
         return LoadRecord(
             waiting_requests=len(waiting) + len(state.reserving),
-            waiting_tokens=sum(leg.total for leg in waiting) + sum(chunked),
+            waiting_tokens=sum(leg.uncached for leg in waiting) + sum(chunked),
             running_requests=len(state.running) + state.receiving,
             free_blocks=state.pool.available,
             total_blocks=state.pool.total,
             prefill_tokens_per_s=self.pace.prefill_tokens_per_s,
             decode_tokens_per_s=self.pace.decode_tokens_per_s,
+            relay_tokens_per_s=self._sender.tokens_per_s,
         )
 
     def _on_step(self, plan: Plan, elapsed_ns: int) -> None:

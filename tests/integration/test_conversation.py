@@ -16,11 +16,10 @@ from kvrelay.services.router.openai.schema import ChatBody
 from kvrelay.services.router.validate import ModelCard, Origin, model_card, valid_chat
 from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
 
-
 COMPUTED = 'kvrelay_computed_tokens_total{kind="prompt"}'
 CHAT = "/v1/chat/completions"
 BLOCK, TURNS, ANSWER_TOKENS = 16, 10, 40
-WORDS = "one two three fox dog France Paris relay block ready".split()
+WORDS = ["one", "two", "three", "fox", "dog", "France", "Paris", "relay", "block", "ready"]
 
 
 @pytest.fixture(scope="session")
