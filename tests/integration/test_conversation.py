@@ -15,6 +15,7 @@ from kvrelay.services.router.openai.parse import parse_body
 from kvrelay.services.router.openai.schema import ChatBody
 from kvrelay.services.router.validate import ModelCard, Origin, model_card, valid_chat
 from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
+from kvrelay.shared.kv.index import shared_tokens
 
 COMPUTED = 'kvrelay_computed_tokens_total{kind="prompt"}'
 CHAT = "/v1/chat/completions"
@@ -71,6 +72,11 @@ class Chat:
         return list(valid_chat(wire, self._card, Origin("r", 0)).legs[0].prompt)
 
 
+def questions(seed: str) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=8)) for _ in range(TURNS)]
+
+
 def computed(stack: Stack) -> int:
     until(stack.baseline, 2.0, "the answer is over")
     return stack.counted(stack.workers, COMPUTED)
@@ -82,15 +88,25 @@ def cached(usage: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("stack", ["split", "unsplit"], indirect=True)
 def test_usage_says_what_was_not_computed(stack: Stack, card: ModelCard) -> None:
-    chat, rng = Chat(stack, card), random.Random("a chat")
-    before = computed(stack)
-    for _ in range(TURNS):
-        question = " ".join(rng.choices(WORDS, k=8))
+    """As many tokens as the workers' own counters did not grow by."""
+    chat = Chat(stack, card)
+    for question in questions("a chat"):
+        before = computed(stack)
         prompt, usage = chat.turn(question)
-        after = computed(stack)
         assert usage["prompt_tokens"] == len(prompt)
-        assert after - before == len(prompt) - cached(usage)
-        before = after
+        assert computed(stack) - before == len(prompt) - cached(usage)
+
+
+@pytest.mark.parametrize("stack", ["split", "unsplit"], indirect=True)
+def test_a_turn_computes_what_the_last_one_did_not_have(stack: Stack, card: ModelCard) -> None:
+    """And at most a block more: answers are found again, whoever wrote them."""
+    with stack.behind("auto", route="auto") as auto:
+        chat = Chat(auto, card)
+        for question in questions("another chat"):
+            known = chat.known
+            prompt, usage = chat.turn(question)
+            until(stack.baseline, 2.0, "the answer is over")
+            assert len(prompt) - cached(usage) <= len(prompt) - shared_tokens(known, prompt) + BLOCK
 
 
 @pytest.mark.parametrize("stack", ["split", "unsplit"], indirect=True)
