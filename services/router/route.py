@@ -14,7 +14,10 @@ sum of seconds, most of them of the time to the first token:
             crowd    a step of its streams
             harm     the streams beside it stand still while it computes, each for that long
 
-The least sum wins. Of costs about equal the worker wins that got less lately.
+The least sum wins. Harm counts for no more than a small share of the time to the first token: who
+writes an answer is spared a prompt wherever that delays the prompt by no more than this (L14), and
+how long a stream stands still at a time is bounded at the worker. Of costs about equal the worker
+wins that got less lately.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ HANDOFF_S: Final = 0.003
 """Two ways through the router: a fact of the protocol rather than of a worker."""
 HARM_WEIGHT: Final = 0.25
 """A second that a stream stands still against a second more to another's first token."""
+HARM_SHARE: Final = 0.05
+"""Most that harm counts for, by the time to the first token."""
 FEW_TOKENS: Final = 64
 """A worker that was never seen computing a prompt is trusted with so many tokens of one."""
 ASSUMED_TOKENS_PER_S: Final = 1000.0
@@ -90,7 +95,8 @@ class Terms:
 
     @property
     def cost_s(self) -> float:
-        return self.ttft_s + self.exposed_s + self.crowd_s + self.harm_s
+        harm_s = min(self.harm_s * HARM_WEIGHT, self.ttft_s * HARM_SHARE)
+        return self.ttft_s + self.exposed_s + self.crowd_s + harm_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +236,7 @@ def _local(prompt_tokens: int, site: Site, rates: _Rates) -> Route:
         wait_s=rates.seconds(site, site.waiting.tokens),
         compute_s=compute_s,
         crowd_s=_step_s(site),
-        harm_s=compute_s * site.waiting.legs * HARM_WEIGHT,
+        harm_s=compute_s * site.waiting.legs,
     )
     return Route(site, None, terms, site.measured, not site.has_room(prompt_tokens))
 

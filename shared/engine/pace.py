@@ -24,6 +24,8 @@ class Pace:
     ns_per_token: float = 0.0
     output_ns_per_token: float = 0.0
     """The same for steps that only decode."""
+    prompt_ns_per_token: float = 0.0
+    """For a token of a prompt, beside whatever streams are in its steps."""
 
     def budget(self, streams: int) -> int:
         """Tokens for a step beside which `streams` legs get their next token: those count, too."""
@@ -39,10 +41,15 @@ class Pace:
         elif tokens >= self.floor_tokens:
             self.ns_per_token = smooth_by_size(self.ns_per_token, tokens, elapsed_ns)
 
+    def observe_prompts(self, tokens: int, elapsed_ns: int) -> None:
+        """A step that computed so many tokens of prompts, whatever else was in it."""
+        if tokens >= self.floor_tokens:
+            self.prompt_ns_per_token = smooth_by_size(self.prompt_ns_per_token, tokens, elapsed_ns)
+
     @property
     def prefill_tokens_per_s(self) -> float:
-        """0 until it was measured."""
-        return 1e9 / self.ns_per_token if self.ns_per_token else 0.0
+        """How fast prompts advance; 0 until it was measured."""
+        return 1e9 / self.prompt_ns_per_token if self.prompt_ns_per_token else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:

@@ -60,10 +60,10 @@ def test_the_terms_of_both_routes() -> None:
     assert split.terms == Terms(
         wait_s=0.5, compute_s=0.84, handoff_s=HANDOFF_S, exposed_s=0.0, crowd_s=0.04
     )
-    assert local.terms == Terms(wait_s=0.2, compute_s=1.04, crowd_s=0.04, harm_s=1.04)
+    assert local.terms == Terms(wait_s=0.2, compute_s=1.04, crowd_s=0.04, harm_s=4.16)
     assert split.terms.ttft_s == pytest.approx(1.343)
-    assert local.terms.cost_s == pytest.approx(2.32)
-    assert choose(1000, pair(p, d)) == split
+    assert local.terms.cost_s == pytest.approx(1.24 * 1.05 + 0.04)
+    assert choose(1000, pair(p, d)) == local
 
 
 def test_a_transfer_slower_than_the_computing_makes_the_second_token_late() -> None:
@@ -79,8 +79,16 @@ def test_an_idle_decode_worker_spares_the_handoff() -> None:
 
 
 def test_running_answers_are_worth_a_handoff() -> None:
-    d = site("d", waiting=Waiting(legs=4))
+    d = site("d", waiting=Waiting(legs=1))
     assert choose(1000, pair(site("p"), d)).kind is SPLIT
+
+
+@pytest.mark.parametrize(("p_rate", "kind"), [(953.0, SPLIT), (945.0, LOCAL)])
+def test_a_first_token_waits_a_twentieth_at_most_for_running_answers(
+    p_rate: float, kind: RouteKind
+) -> None:
+    d = site("d", waiting=Waiting(legs=30))
+    assert choose(10_000, pair(site("p", rate=p_rate), d)).kind is kind
 
 
 def test_who_holds_the_conversation_computes_the_rest_though_answers_run_there() -> None:
