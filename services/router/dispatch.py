@@ -155,9 +155,9 @@ class Dispatcher:
         self._perform(running, leg, leg.machine.on_event(worker, event))
 
     def on_lost(self, worker: str) -> None:
+        self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
         for running, leg in [*self._legs.values()]:
             self._perform(running, leg, leg.machine.worker_lost(worker))
-        self._placement.lost(worker)
 
     # ---- performing --------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Dispatcher:
             leg.timer.cancel()
         if leg.choosing is not None and leg.choosing is not asyncio.current_task():
             leg.choosing.cancel()
-        self._placement.over(leg.machine.spec.leg)
+        self._placement.finished(leg.machine)
         self._legs.pop(leg.machine.spec.leg, None)
         self._one_ended.set()
         self._dequeue(leg)

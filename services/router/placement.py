@@ -11,6 +11,7 @@ from kvrelay.services.router.backlog import Backlog
 from kvrelay.services.router.choreography import LegMachine
 from kvrelay.services.router.holdings import Holdings
 from kvrelay.services.router.policy import Candidates, LiveWorker
+from kvrelay.services.router.recent import RecentBlocks
 from kvrelay.services.router.route import Mode, Route, Site, Sites, best, near, routes
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import StoreError
@@ -31,6 +32,20 @@ class Assigner(Protocol):
 
 
 @dataclass(slots=True)
+class Chain:
+    """The names of a placed leg's prefix blocks, and who is to have them."""
+
+    root: BlockHash
+    block_size: int
+    hashes: list[BlockHash]
+    route: Route | None = None
+
+    def extend(self, known: Sequence[int]) -> None:
+        """The last token is always computed anew: no block with it is looked for."""
+        extend_hashes(self.hashes, known[:-1], self.block_size, self.root)
+
+
+@dataclass(slots=True)
 class Placement:
     """One per router, on its event loop."""
 
@@ -40,17 +55,30 @@ class Placement:
     router: str
     mode: Mode = "auto"
     backlog: Backlog = field(default_factory=Backlog)
+    recent: RecentBlocks = field(default_factory=RecentBlocks)
+    chains: dict[str, Chain] = field(default_factory=dict)
+    """Of the legs that were placed and are not over."""
 
     async def place(self, machine: LegMachine, found: Candidates) -> Route:
         """A route for the next attempt, counted at its workers until `over` or `ended`."""
         known = [*machine.spec.prompt, *machine.tokens]
-        sites = self._sites(known, machine.spec.cache_salt, found)
+        workers = (*found.prefills, *found.decodes, *found.alone)
+        record = workers[0].record  # all workers are of one group, so one chain names their blocks
+        root = chain_root(group_of(record.fingerprint), machine.spec.cache_salt)
+        chain = Chain(root, record.block_size, [])
+        chain.extend(known)
+        held = self.holdings.held_blocks(chain.hashes)
+        names = [worker.incarnation for worker in workers]
+        held = self.recent.added_to(held, names, chain.hashes, self.clock.now_ns())
+        sites = self._sites(held, found)
         options = near(routes(len(known), sites, self.mode))
         key = f"{machine.spec.leg}#{machine.attempt + 1}"
         for side in (_first, _last):
             options = await self._agree(options, side, key, len(known))
         route = best(options)
         self._count(machine.spec.leg, route, route.first.lacking(len(known)))
+        chain.route = route
+        self.chains[machine.spec.leg] = chain
         return route
 
     def follow(self, machine: LegMachine, route: Route) -> Route:
@@ -60,12 +88,26 @@ class Placement:
 
     def computed(self, leg: str) -> None:
         """Its first token has come."""
-        self.backlog.computed(leg, self.clock.now_ns())
+        now_ns = self.clock.now_ns()
+        self.backlog.computed(leg, now_ns)
+        chain = self.chains.get(leg)
+        if chain is not None and chain.route is not None:
+            self.recent.note(chain.route.first.name, chain.hashes, now_ns)
+
+    def finished(self, machine: LegMachine) -> None:
+        """No more tokens of it come; its last worker keeps prompt and answer."""
+        chain = self.chains.get(machine.spec.leg)
+        if chain is not None and chain.route is not None and machine.tokens:
+            chain.extend([*machine.spec.prompt, *machine.tokens])
+            self.recent.note(chain.route.workers[-1], chain.hashes, self.clock.now_ns())
+        self.over(machine.spec.leg)
 
     def ended(self, worker: str, leg: str) -> None:
         self.backlog.ended(worker, leg, self.clock.now_ns())
 
     def over(self, leg: str) -> None:
+        """This attempt at it, or all of it."""
+        self.chains.pop(leg, None)
         self.backlog.leg_over(leg, self.clock.now_ns())
 
     def lost(self, worker: str) -> None:
@@ -78,8 +120,7 @@ class Placement:
         if route.decode is not None:
             self.backlog.give(route.decode.name, leg, 0, now_ns)
 
-    def _sites(self, known: Sequence[int], salt: str, found: Candidates) -> Sites:
-        held = self._held(known, salt, (*found.prefills, *found.decodes, *found.alone))
+    def _sites(self, held: Mapping[str, int], found: Candidates) -> Sites:
         now_ns = self.clock.now_ns()
 
         def seen(workers: Sequence[LiveWorker]) -> tuple[Site, ...]:
@@ -95,16 +136,6 @@ class Placement:
             )
 
         return Sites(seen(found.prefills), seen(found.decodes), seen(found.alone))
-
-    def _held(
-        self, known: Sequence[int], salt: str, workers: Sequence[LiveWorker]
-    ) -> Mapping[str, int]:
-        """Blocks of the prompt by worker; all workers are of one group, so one chain names them."""
-        record = workers[0].record
-        hashes: list[BlockHash] = []
-        root = chain_root(group_of(record.fingerprint), salt)
-        extend_hashes(hashes, known[:-1], record.block_size, root)  # the last one is computed
-        return self.holdings.held_blocks(hashes)
 
     async def _agree(
         self, options: list[Route], side: Callable[[Route], Site], key: str, prompt_tokens: int

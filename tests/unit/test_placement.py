@@ -120,3 +120,18 @@ async def test_what_was_placed_waits_where_it_was_until_its_first_token() -> Non
     places.over("r/0")
     places.over("r/1")
     assert (await places.place(machine("r/2"), workers)).workers == ("d1",)
+
+
+async def test_a_next_turn_finds_what_the_directory_does_not_know_yet() -> None:
+    places = placement(Asked(), "split")
+    workers = group("p1", "p2", "d1", "d2")
+    asked = machine()
+    first = await places.place(asked, workers)
+    places.computed("r/0")
+    asked.tokens += range(100)
+    places.finished(asked)
+    spec = LegSpec("r/1", (*PROMPT, *range(100), 7), SamplingParams(max_tokens=4))
+    second = await places.place(LegMachine(spec, 0, lambda: 1), workers)
+    assert second.workers == first.workers
+    assert second.decode is not None
+    assert (second.first.held_tokens, second.decode.held_tokens) == (31 * 16, 37 * 16)
