@@ -111,6 +111,12 @@ def test_without_measured_rates_only_a_few_tokens_are_computed_at_decode(
     assert choose(64, pair(p, site("d", rate=d_rate))).kind is LOCAL
 
 
+def test_most_of_a_prompt_is_not_computed_twice_to_measure_prefill() -> None:
+    assert choose(1000, pair(site("p", rate=0.0), site("d", held=496))).kind is SPLIT
+    assert choose(1000, pair(site("p", rate=0.0), site("d", held=512))).kind is LOCAL
+    assert choose(1000, pair(site("p", rate=0.0, held=496), site("d", held=512))).kind is SPLIT
+
+
 def test_of_equal_workers_the_one_that_got_less_lately() -> None:
     sites = Sites(
         (site("p1", share=3), site("p2", share=2)), (site("d1", share=5), site("d2", share=6))
