@@ -2,8 +2,8 @@
 
 Two kinds of work: a chat of ten turns, and prompts of several lengths with nothing and with four
 answers running beside them. All systems run at the same time and one is loaded at a time; a block
-visits each in a random order, `auto` a second time for the resolution. Shown are medians of the
-time to the first token in milliseconds, and of the choice's ratio to the better forced one.
+visits each case in all of them in a random order, `auto` a second time for the resolution. Shown
+are medians of the time to the first token, and the choice's ratio to the better forced one.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ MODES = {
 }
 FORCED, AUTO, AGAIN = ("split", "local"), "auto", "auto again"
 TURNS, QUESTION_TOKENS, ANSWER_TOKENS, SYSTEM_TOKENS = 10, 40, 60, 300
-LENGTHS = {64: 6, 512: 4, 2000: 2}
+LENGTHS = {64: 4, 512: 3, 2000: 2}
 """Prompt tokens, and how often each is asked in one visit."""
 STREAMS, STREAM_TOKENS = 4, 8000
 NEXT_S = 0.25
 """Between an answer's end and the next question, as short as an agent's."""
 Encode = Callable[[str], list[int]]
+Case = Callable[[Server, Prompts, Encode], Coroutine[None, None, "Times"]]
 Times = dict[str, list[float]]
 """Milliseconds to the first token, by case."""
 
@@ -78,42 +79,50 @@ async def chat(server: Server, prompts: Prompts, encode: Encode) -> Times:
     return {"chat turn 1": times[:1], "chat turns 2-10": times[1:]}
 
 
-async def lengths(server: Server, prompts: Prompts, beside: str) -> Times:
-    times: Times = defaultdict(list)
-    for tokens, count in LENGTHS.items():
-        for _ in range(count):
-            took_ms = await first_token(server, prompts.take(tokens), 8)
-            times[f"{tokens} tokens, {beside}"].append(took_ms)
-            await asyncio.sleep(NEXT_S)
+async def prompts_of(server: Server, prompts: Prompts, tokens: int) -> list[float]:
+    times = []
+    for _ in range(LENGTHS[tokens]):
+        times.append(await first_token(server, prompts.take(tokens), 8))
+        await asyncio.sleep(NEXT_S)
     return times
 
 
-async def among_streams(server: Server, prompts: Prompts, encode: Encode) -> Times:
-    requests = [Request(prompts.take(32), STREAM_TOKENS) for _ in range(STREAMS)]
-    running = [await open_stream(server, request, time.monotonic()) for request in requests]
-    try:
-        for stream in running:
-            await stream.started.wait()
-        return await lengths(server, prompts, f"{STREAMS} running")
-    finally:
-        for stream in running:
-            stream.cut()
-            await stream.closed.wait()
+def idle(tokens: int) -> Case:
+    async def case(server: Server, prompts: Prompts, encode: Encode) -> Times:
+        return {f"{tokens} tokens, idle": await prompts_of(server, prompts, tokens)}
+
+    return case
 
 
-async def idle(server: Server, prompts: Prompts, encode: Encode) -> Times:
-    return await lengths(server, prompts, "idle")
+def among_streams(tokens: int) -> Case:
+    async def case(server: Server, prompts: Prompts, encode: Encode) -> Times:
+        requests = [Request(prompts.take(32), STREAM_TOKENS) for _ in range(STREAMS)]
+        running = [await open_stream(server, request, time.monotonic()) for request in requests]
+        try:
+            for stream in running:
+                await stream.started.wait()
+            times = await prompts_of(server, prompts, tokens)
+        finally:
+            for stream in running:
+                stream.cut()
+                await stream.closed.wait()
+        return {f"{tokens} tokens, {STREAMS} running": times}
+
+    return case
 
 
-PARTS: dict[str, Callable[[Server, Prompts, Encode], Coroutine[None, None, Times]]] = {
-    "chat": chat,
-    "idle": idle,
-    "running": among_streams,
+PARTS: dict[str, list[Case]] = {
+    "chat": [chat],
+    "idle": [idle(tokens) for tokens in LENGTHS],
+    "running": [among_streams(tokens) for tokens in LENGTHS],
 }
 
 
-async def measure(given: argparse.Namespace, console: Console) -> dict[str, list[Times]]:
-    """By mode, a visit for each block."""
+async def measure(given: argparse.Namespace, console: Console, visits: dict[str, Times]) -> None:
+    """Fills `visits`, by mode: what was measured outlives what goes wrong later.
+
+    A case is visited in all modes, one right after the other.
+    """
     words, tokenizer = words_of(given.model), load_tokenizer(given.model)
 
     def encode(text: str) -> list[int]:
@@ -121,7 +130,6 @@ async def measure(given: argparse.Namespace, console: Console) -> dict[str, list
 
     logs = cache_dir() / "routes_bench"
     logs.mkdir(parents=True, exist_ok=True)
-    visits: dict[str, list[Times]] = defaultdict(list)
     with ExitStack() as stack:
         systems = {}
         for mode in given.modes.split(","):
@@ -132,30 +140,29 @@ async def measure(given: argparse.Namespace, console: Console) -> dict[str, list
             await system.start()
         for system in systems.values():
             await first_token(system.spec.server, Prompts(words, "warm").take(600), 32)
+        names = [*systems, *([AGAIN] if AUTO in systems else [])]
+        cases = [case for part in given.parts.split(",") for case in PARTS[part]]
         for block in range(given.blocks):
-            order = random.Random(f"{given.seed} {block}")
-            names = [*systems, *([AGAIN] if AUTO in systems else [])]
-            for name in order.sample(names, len(names)):
-                console.print(f"block {block + 1} of {given.blocks}: {name}")
-                await quiet([*systems.values()])
-                system = systems[AUTO if name == AGAIN else name]
-                prompts = Prompts(words, f"{given.seed} {block} {name}")
-                times: Times = {}
-                for part in given.parts.split(","):
-                    times |= await PARTS[part](system.spec.server, prompts, encode)
-                visits[name].append(times)
-    return visits
+            await quiet([*systems.values()])
+            for case in cases:
+                console.print(f"block {block + 1} of {given.blocks}, case {cases.index(case) + 1}")
+                order = random.Random(f"{given.seed} {block} {cases.index(case)}")
+                for name in order.sample(names, len(names)):
+                    prompts = Prompts(words, f"{given.seed} {block} {name} {cases.index(case)}")
+                    server = systems[AUTO if name == AGAIN else name].spec.server
+                    for row, times in (await case(server, prompts, encode)).items():
+                        visits[name][row] += times
 
 
-def show(visits: dict[str, list[Times]], console: Console) -> None:
+def show(visits: dict[str, Times], console: Console) -> None:
+    visits = {name: times for name, times in visits.items() if times}
     compared = {AUTO, AGAIN, *FORCED} <= visits.keys()
     ratios = ("auto / better", "auto again / auto") if compared else ()
-    table = Table("first token, ms", *visits, *ratios)
-    for case in next(iter(visits.values()))[0]:
-        medians = {
-            name: median(ms for times in blocks for ms in times[case])
-            for name, blocks in visits.items()
-        }
+    table = Table("first token, median ms", *visits, *ratios)
+    for case in list(visits.get(AUTO, {})):
+        if not all(times[case] for times in visits.values()):
+            continue
+        medians = {name: median(times[case]) for name, times in visits.items()}
         row = [f"{ms:.0f}" for ms in medians.values()]
         if compared:
             better = min(medians[name] for name in FORCED)
@@ -173,15 +180,21 @@ def main() -> int:
     out.add_argument("--model", type=Path, default=default_model_path())
     out.add_argument("--json", type=Path, help="write all times to this file as well")
     given = out.parse_args()
+    visits: dict[str, Times] = {
+        name: defaultdict(list) for name in (*given.modes.split(","), AGAIN)
+    }
+    status = 0
     try:
-        visits = uvloop.run(measure(given, Console(stderr=True)))
+        uvloop.run(measure(given, Console(stderr=True), visits))
     except SystemFailed as error:
         sys.stderr.write(f"error: {error}\n")
-        return 1
+        status = 1
+    except KeyboardInterrupt:
+        status = 1
     show(visits, Console(width=None if sys.stdout.isatty() else 160))
     if given.json:
         given.json.write_text(json.dumps(visits, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return status
 
 
 if __name__ == "__main__":
