@@ -10,6 +10,7 @@ from typing import Protocol
 from kvrelay.services.router.backlog import Backlog
 from kvrelay.services.router.choreography import LegMachine
 from kvrelay.services.router.holdings import Holdings
+from kvrelay.services.router.overhead import Overheads
 from kvrelay.services.router.policy import Candidates, LiveWorker
 from kvrelay.services.router.recent import RecentBlocks
 from kvrelay.services.router.route import Mode, Route, Site, Sites, best, near, routes
@@ -39,6 +40,7 @@ class Chain:
     block_size: int
     hashes: list[BlockHash]
     route: Route | None = None
+    placed_ns: int = 0
 
     def extend(self, known: Sequence[int]) -> None:
         """The last token is always computed anew: no block with it is looked for."""
@@ -55,6 +57,7 @@ class Placement:
     router: str
     mode: Mode = "auto"
     backlog: Backlog = field(default_factory=Backlog)
+    overheads: Overheads = field(default_factory=Overheads)
     recent: RecentBlocks = field(default_factory=RecentBlocks)
     chains: dict[str, Chain] = field(default_factory=dict)
     """Of the legs that were placed and are not over."""
@@ -77,7 +80,7 @@ class Placement:
             options = await self._agree(options, side, key, len(known))
         route = best(options)
         self._count(machine.spec.leg, route, route.first.lacking(len(known)))
-        chain.route = route
+        chain.route, chain.placed_ns = route, self.clock.now_ns()
         self.chains[machine.spec.leg] = chain
         return route
 
@@ -91,8 +94,13 @@ class Placement:
         now_ns = self.clock.now_ns()
         self.backlog.computed(leg, now_ns)
         chain = self.chains.get(leg)
-        if chain is not None and chain.route is not None:
-            self.recent.note(chain.route.first.name, chain.hashes, now_ns)
+        if chain is None or (route := chain.route) is None:
+            return
+        self.recent.note(route.first.name, chain.hashes, now_ns)
+        if route.measured:
+            took_s = (now_ns - chain.placed_ns) / 1e9
+            on_top_s = took_s - route.terms.wait_s - route.terms.compute_s
+            self.overheads.observe(route.kind, on_top_s, now_ns)
 
     def finished(self, machine: LegMachine) -> None:
         """No more tokens of it come; its last worker keeps prompt and answer."""
@@ -135,7 +143,8 @@ class Placement:
                 for worker in workers
             )
 
-        return Sites(seen(found.prefills), seen(found.decodes), seen(found.alone))
+        overhead_s = self.overheads.now(now_ns)
+        return Sites(seen(found.prefills), seen(found.decodes), seen(found.alone), overhead_s)
 
     async def _agree(
         self, options: list[Route], side: Callable[[Route], Site], key: str, prompt_tokens: int

@@ -6,11 +6,12 @@ sum of seconds, most of them of the time to the first token:
 
     split   wait     prompt tokens queued at prefill / its rate
             compute  tokens that prefill does not hold / its rate
-            handoff  the question for room at decode and its answer
+            overhead what first tokens by this way took lately on top of that (`Overheads`)
             exposed  transfer that no computing hides: the second token is late by it
             crowd    a step of decode's streams
     local   wait     prompt tokens queued at this worker / its rate
             compute  tokens that it does not hold / its rate
+            overhead likewise
             crowd    a step of its streams
             harm     the streams beside it stand still while it computes, each for that long
 
@@ -27,12 +28,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvrelay.services.router.backlog import Waiting
+from kvrelay.services.router.overhead import UNMEASURED_S
 from kvrelay.services.router.policy import LiveWorker
 from kvrelay.shared.intmath import cdiv
 from kvrelay.shared.telemetry.labels import RouteKind
 
-HANDOFF_S: Final = 0.003
-"""Two ways through the router: a fact of the protocol rather than of a worker."""
 HARM_WEIGHT: Final = 0.25
 """A second that a stream stands still against a second more to another's first token."""
 HARM_SHARE: Final = 0.05
@@ -83,7 +83,7 @@ class Terms:
 
     wait_s: float
     compute_s: float
-    handoff_s: float = 0.0
+    overhead_s: float = 0.0
     exposed_s: float = 0.0
     crowd_s: float = 0.0
     harm_s: float = 0.0
@@ -91,7 +91,7 @@ class Terms:
     @property
     def ttft_s(self) -> float:
         """From now to the first token."""
-        return self.wait_s + self.compute_s + self.handoff_s
+        return self.wait_s + self.compute_s + self.overhead_s
 
     @property
     def cost_s(self) -> float:
@@ -131,6 +131,7 @@ class Sites:
     prefills: tuple[Site, ...] = ()
     decodes: tuple[Site, ...] = ()
     alone: tuple[Site, ...] = ()
+    overhead_s: Mapping[RouteKind, float] = field(default_factory=lambda: UNMEASURED_S)
 
     @property
     def locals(self) -> tuple[Site, ...]:
@@ -177,11 +178,14 @@ def routes(prompt_tokens: int, sites: Sites, mode: Mode = "auto") -> list[Route]
     """Every way to serve it that `mode` allows, and what it costs; never none if there is one."""
     rates = _Rates.of((*sites.prefills, *sites.locals))
     pairs = [
-        _split(prompt_tokens, prefill, decode, rates)
+        _split(prompt_tokens, prefill, decode, rates, sites.overhead_s[RouteKind.SPLIT])
         for prefill in sites.prefills
         for decode in sites.decodes
     ]
-    whole = [_local(prompt_tokens, site, rates) for site in sites.locals]
+    whole = [
+        _local(prompt_tokens, site, rates, sites.overhead_s[RouteKind.LOCAL])
+        for site in sites.locals
+    ]
     if mode == "local" or not pairs:
         return whole or pairs
     if mode == "split":
@@ -217,7 +221,9 @@ class _Rates:
         return tokens / self.by_name[site.name]
 
 
-def _split(prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates) -> Route:
+def _split(
+    prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates, overhead_s: float
+) -> Route:
     compute_s = rates.seconds(prefill, prefill.lacking(prompt_tokens))
     relay_tokens_per_s = prefill.worker.load.relay_tokens_per_s
     relay_s = 0.0
@@ -226,7 +232,7 @@ def _split(prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates) -> Ro
     terms = Terms(
         wait_s=rates.seconds(prefill, prefill.waiting.tokens),
         compute_s=compute_s,
-        handoff_s=HANDOFF_S,
+        overhead_s=overhead_s,
         exposed_s=max(relay_s - compute_s, 0.0),
         crowd_s=_step_s(decode),
     )
@@ -234,11 +240,12 @@ def _split(prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates) -> Ro
     return Route(prefill, decode, terms, prefill.measured, not decode.has_room(prompt_tokens))
 
 
-def _local(prompt_tokens: int, site: Site, rates: _Rates) -> Route:
+def _local(prompt_tokens: int, site: Site, rates: _Rates, overhead_s: float) -> Route:
     compute_s = rates.seconds(site, site.lacking(prompt_tokens))
     terms = Terms(
         wait_s=rates.seconds(site, site.waiting.tokens),
         compute_s=compute_s,
+        overhead_s=overhead_s,
         crowd_s=_step_s(site),
         harm_s=compute_s * site.waiting.legs,
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvrelay.services.router.backlog import Waiting
 from kvrelay.services.router.policy import LiveWorker
-from kvrelay.services.router.route import HANDOFF_S, Mode, Site, Sites, Terms, choose, routes
+from kvrelay.services.router.route import Mode, Site, Sites, Terms, choose, routes
 from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
 from kvrelay.shared.telemetry.labels import RouteKind
 from kvrelay.shared.types import Incarnation, Role
@@ -58,7 +58,7 @@ def test_the_terms_of_both_routes() -> None:
     split, local = routes(1000, pair(p, d))
     assert (split.kind, local.kind) == (SPLIT, LOCAL)
     assert split.terms == Terms(
-        wait_s=0.5, compute_s=0.84, handoff_s=HANDOFF_S, exposed_s=0.0, crowd_s=0.04
+        wait_s=0.5, compute_s=0.84, overhead_s=0.003, exposed_s=0.0, crowd_s=0.04
     )
     assert local.terms == Terms(wait_s=0.2, compute_s=1.04, crowd_s=0.04, harm_s=4.16)
     assert split.terms.ttft_s == pytest.approx(1.343)
@@ -74,8 +74,17 @@ def test_a_transfer_slower_than_the_computing_makes_the_second_token_late() -> N
     assert split.terms.exposed_s == pytest.approx(1000 / 2000 - 104 / 1000)
 
 
-def test_an_idle_decode_worker_spares_the_handoff() -> None:
+def test_an_idle_decode_worker_spares_the_question_for_room() -> None:
     assert choose(1000, pair(site("p"), site("d"))).kind is LOCAL
+
+
+def test_a_way_that_took_longer_on_top_lately_costs_that() -> None:
+    on_top = {SPLIT: 0.08, LOCAL: 0.01}
+    d = site("d", waiting=Waiting(legs=4))
+    sites = Sites((site("p"),), (d,), overhead_s=on_top)
+    assert [route.terms.overhead_s for route in routes(100, sites)] == [0.08, 0.01]
+    assert choose(100, sites).kind is LOCAL
+    assert choose(2000, sites).kind is SPLIT
 
 
 def test_running_answers_are_worth_a_handoff() -> None:
