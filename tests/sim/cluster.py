@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.sim.model import BLOCK, VOCAB, ChainMemory
@@ -213,6 +213,11 @@ class Pools:
     def forget(self, incarnation: str) -> None: ...
 
 
+def name_of(name: str, labels: Mapping[str, str]) -> str:
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{inside}}}" if inside else name
+
+
 class NoStore:
     """Redis is away: each router decides by its own view."""
 
@@ -283,6 +288,16 @@ class SimCluster:
     async def stop(self) -> None:
         for worker in self.workers.values():
             await worker.kill()
+
+    def series(self) -> dict[str, float]:
+        """The router's metrics by full name."""
+        found = self.observer.metrics.registry.collect()
+        samples = [sample for family in found for sample in family.samples]
+        return {
+            name_of(sample.name, sample.labels): sample.value
+            for sample in samples
+            if not sample.name.endswith("_created")
+        }
 
     # ---- the roster --------------------------------------------------------------------------
 

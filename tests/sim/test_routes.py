@@ -18,6 +18,8 @@ from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_fau
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
 
 BLOCKS = 400
+MODES: tuple[Mode, ...] = ("auto", "split", "local")
+RATIO = "kvrelay_first_token_outcome_ratio"
 Times = tuple[float, RouteKind]
 Case = Callable[["Clients"], Coroutine[Any, Any, Times]]
 
@@ -69,7 +71,17 @@ async def second_prompt(clients: Clients) -> Times:
     return times
 
 
-def played(case: Case, mode: Mode) -> Times:
+async def one_after_another(clients: Clients) -> Times:
+    """Ten unknown prompts, each alone."""
+    for number in range(10):
+        await asyncio.sleep(0.1)
+        _, times = await clients.ask(tokens(f"alone {number}", 50 + 10 * number), 2)
+    return times
+
+
+def played(case: Case, mode: Mode, series: dict[str, float]) -> Times:
+    """`series`: takes the router's metrics."""
+
     async def play() -> Times:
         hub = LoopbackHub(seeded_faults(1, FaultRates()))
         shape = Shape(prefills=1, decodes=1, blocks=BLOCKS, route=mode)
@@ -78,6 +90,7 @@ def played(case: Case, mode: Mode) -> Times:
         for worker in cluster.workers.values():
             worker.tokens_per_s = 1 / TOKEN_S
         times = await case(Clients(cluster))
+        series.update(cluster.series())
         await asyncio.sleep(1.0)
         await cluster.stop()
         await hub.close()
@@ -90,9 +103,21 @@ def played(case: Case, mode: Mode) -> Times:
     ("case", "kind"), [(next_turn, RouteKind.LOCAL), (second_prompt, RouteKind.SPLIT)]
 )
 def test_the_choice_is_the_better_of_the_two(case: Case, kind: RouteKind) -> None:
-    chosen_s, chosen = played(case, "auto")
-    split_s, split = played(case, "split")
-    local_s, local = played(case, "local")
+    (chosen_s, chosen), (split_s, split), (local_s, local) = (
+        played(case, mode, {}) for mode in MODES
+    )
     assert (split, local, chosen) == (RouteKind.SPLIT, RouteKind.LOCAL, kind)
     assert chosen_s <= min(split_s, local_s) * 1.05
     assert chosen_s <= max(split_s, local_s) * 0.95, "else it makes no difference"
+
+
+@pytest.mark.parametrize("kind", RouteKind)
+def test_first_tokens_come_when_they_were_predicted(kind: RouteKind) -> None:
+    """After the first ones, which taught what comes on top of computing."""
+    series: dict[str, float] = {}
+    played(one_after_another, kind.value, series)
+    label = f'route="{kind}"'
+    assert series[f"kvrelay_routes_total{{{label}}}"] == 10
+    assert series[f"{RATIO}_count{{{label}}}"] == 10
+    below, above = (series[f'{RATIO}_bucket{{le="{le}",{label}}}'] for le in ("0.8", "1.25"))
+    assert above - below >= 8
