@@ -23,7 +23,7 @@ wins that got less lately.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -41,6 +41,12 @@ FEW_TOKENS: Final = 64
 """A worker that was never seen computing a prompt is trusted with so many tokens of one."""
 ASSUMED_TOKENS_PER_S: Final = 1000.0
 """Of workers without a measured rate, for comparing them while none of the group has one."""
+PAIRED: Final = 8
+"""Workers of each role of which all pairs are compared."""
+RELAY_TOKENS_PER_S: Final = 50_000.0
+"""For finding the decode workers worth comparing; what a pair costs comes from its own rate."""
+FULL_S: Final = 1e6
+"""Of a decode worker without memory for a prompt: after all others."""
 MARGIN_SHARE: Final = 0.05
 MARGIN_S: Final = 0.005
 """Costs no farther apart than this are about equal."""
@@ -175,12 +181,23 @@ def _preference(route: Route) -> tuple[int, float, str, str]:
 
 
 def routes(prompt_tokens: int, sites: Sites, mode: Mode = "auto") -> list[Route]:
-    """Every way to serve it that `mode` allows, and what it costs; never none if there is one."""
+    """The ways to serve it that `mode` allows, and what they cost; never none if there is one.
+
+    Of many workers only the most promising ones are paired.
+    """
     rates = _Rates.of((*sites.prefills, *sites.locals))
+
+    def done_s(prefill: Site) -> float:
+        return rates.seconds(prefill, prefill.waiting.tokens + prefill.lacking(prompt_tokens))
+
+    def ready_s(decode: Site) -> float:
+        late_s = 0.0 if decode.has_room(prompt_tokens) else FULL_S
+        return late_s + _step_s(decode) + decode.lacking(prompt_tokens) / RELAY_TOKENS_PER_S
+
     pairs = [
         _split(prompt_tokens, prefill, decode, rates, sites.overhead_s[RouteKind.SPLIT])
-        for prefill in sites.prefills
-        for decode in sites.decodes
+        for prefill in _promising(sites.prefills, done_s)
+        for decode in _promising(sites.decodes, ready_s)
     ]
     whole = [
         _local(prompt_tokens, site, rates, sites.overhead_s[RouteKind.LOCAL])
@@ -191,6 +208,15 @@ def routes(prompt_tokens: int, sites: Sites, mode: Mode = "auto") -> list[Route]
     if mode == "split":
         return pairs
     return pairs + [r for r in whole if _trusted(r, prompt_tokens, sites)]
+
+
+def _promising(sites: Sequence[Site], seconds: Callable[[Site], float]) -> Sequence[Site]:
+    """At most `PAIRED` of them: those with the fewest `seconds`, of about equals who got less."""
+    if len(sites) <= PAIRED:
+        return sites
+    return sorted(sites, key=lambda site: (seconds(site) // MARGIN_S, site.share, site.name))[
+        :PAIRED
+    ]
 
 
 def _trusted(route: Route, prompt_tokens: int, sites: Sites) -> bool:

@@ -148,6 +148,16 @@ def test_a_decode_worker_without_memory_for_it_is_the_last_resort() -> None:
     assert choose(1000, Sites((site("p"),), (full,))).workers[-1] == "d1"
 
 
+def test_of_many_workers_the_most_promising_are_paired() -> None:
+    prefills = tuple(site(f"p{i:02}", waiting=Waiting(tokens=100 * i)) for i in range(40, 0, -1))
+    decodes = tuple(site(f"d{i:02}", held=16 * i, share=100 - i) for i in range(40))
+    decodes += tuple(site(f"full{i}", held=960, free_blocks=2) for i in range(9))
+    options = routes(1000, Sites(prefills, decodes), "split")
+    firsts, lasts = (sorted({route.workers[side] for route in options}) for side in (0, 1))
+    assert firsts == [f"p{i:02}" for i in range(1, 9)]
+    assert len(options) == 64 and lasts == [f"d{i:02}" for i in range(32, 40)]
+
+
 def test_nobody_is_an_error() -> None:
     with pytest.raises(ValueError, match="no worker"):
         choose(10, Sites())
