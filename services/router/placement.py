@@ -41,6 +41,8 @@ class Chain:
     hashes: list[BlockHash]
     route: Route | None = None
     placed_ns: int = 0
+    answered: int = 0
+    """Tokens that the answer had then."""
 
     def extend(self, known: Sequence[int]) -> None:
         """The last token is always computed anew: no block with it is looked for."""
@@ -81,6 +83,7 @@ class Placement:
         route = best(options)
         self._count(machine.spec.leg, route, route.first.lacking(len(known)))
         chain.route, chain.placed_ns = route, self.clock.now_ns()
+        chain.answered = len(machine.tokens)
         self.chains[machine.spec.leg] = chain
         return route
 
@@ -105,9 +108,11 @@ class Placement:
     def finished(self, machine: LegMachine) -> None:
         """No more tokens of it come; its last worker keeps prompt and answer."""
         chain = self.chains.get(machine.spec.leg)
-        if chain is not None and chain.route is not None and machine.tokens:
+        route = chain.route if chain is not None else None
+        # Of a split answer decode has nothing before it has said a token of its own.
+        if chain and route and len(machine.tokens) - chain.answered >= len(route.workers):
             chain.extend([*machine.spec.prompt, *machine.tokens])
-            self.recent.note(chain.route.workers[-1], chain.hashes, self.clock.now_ns())
+            self.recent.note(route.workers[-1], chain.hashes, self.clock.now_ns())
         self.over(machine.spec.leg)
 
     def ended(self, worker: str, leg: str) -> None:

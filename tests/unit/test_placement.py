@@ -135,3 +135,16 @@ async def test_a_next_turn_finds_what_the_directory_does_not_know_yet() -> None:
     assert second.workers == first.workers
     assert second.decode is not None
     assert (second.first.held_tokens, second.decode.held_tokens) == (31 * 16, 37 * 16)
+
+
+async def test_decode_has_nothing_of_an_answer_that_ended_at_its_first_token() -> None:
+    places = placement(Asked(), "split")
+    workers = group("p1", "d1")
+    asked = machine()
+    await places.place(asked, workers)
+    places.computed("r/0")
+    asked.tokens.append(7)
+    places.finished(asked)
+    again = await places.place(machine("r/1"), workers)
+    assert again.decode is not None
+    assert (again.first.held_tokens, again.decode.held_tokens) == (31 * 16, 0)
