@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,11 +128,11 @@ class Stack:
             "valkey", list(self._valkey.command), self._environ, folder / "valkey.log"
         )
         router = {k: settings.pop(k) for k in [*settings] if k in RouterConfig.model_fields}
+        router.setdefault("route", "split")  # what tests look at is the relay
         common: dict[str, Any] = {"redis_url": self.redis_url, "model": str(model)}
         log_level = router.pop("log_level", "info")
-        self.router = self._service(
-            "router", "router", RouterConfig(port=0, log_level=log_level, **common, **router)
-        )
+        self._router_settings = {"port": 0, "log_level": log_level, **common, **router}
+        self.router = self._service("router", "router", RouterConfig(**self._router_settings))
         self._common = {**common, **settings}
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode or [Role.BOTH]
         self.workers = [self.make_worker(role, number) for number, role in enumerate(roles)]
@@ -148,6 +149,19 @@ class Stack:
         program = [sys.executable, "-m", "kvrelay.services.cli", command]
         return Process(name, program, child_env(config, self._environ), self.folder / f"{name}.log")
 
+    @contextmanager
+    def behind(self, name: str, **changed: Any) -> Iterator[Stack]:
+        """The same cluster behind one more router, with other settings."""
+        config = RouterConfig(**{**self._router_settings, **changed})
+        other = copy(self)
+        other.router = self._service(name, "router", config)
+        try:
+            other.router.start()
+            other.look_around()
+            yield other
+        finally:
+            other.router.end()
+
     def start(self) -> None:
         self.launch()
         self.wait_ready()
@@ -161,6 +175,10 @@ class Stack:
     def wait_ready(self) -> None:
         for part in (*self.workers, self.router):
             part.wait_ready()
+        self.look_around()
+
+    def look_around(self) -> None:
+        """Until the router can serve and sees all."""
         self.url = f"http://{self.router.detail['address']}"
         until(self.ready, START_S, "the router is ready")
         until(self.all_seen, START_S, "the router sees all workers")

@@ -27,6 +27,7 @@ from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.exchange import BodyLimits
 from kvrelay.services.router.openai.generate import EdgeSettings
+from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.checkpoint.config import read_config
@@ -108,14 +109,12 @@ async def serve(config: RouterConfig) -> int:
         config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
     )
     admission = Admission(config.max_queue_requests, clock)
-    dispatcher = Dispatcher(store, admission, observer, deadlines, incarnation)
     directory = BlockDirectory(BlockReader(config.redis_url, keys))
-
-    def on_lost(worker: str) -> None:
-        directory.forget(worker)  # first: what the dispatcher sends elsewhere is decided without it
-        dispatcher.on_lost(worker)
-
-    membership = Membership(store, incarnation, tokenizer.identity, dispatcher.on_event, on_lost)
+    placement = Placement(store, directory, clock, incarnation, config.route)
+    dispatcher = Dispatcher(placement, admission, observer, deadlines)
+    membership = Membership(
+        store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
+    )
     membership.prepare = directory.follow
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0

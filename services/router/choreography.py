@@ -95,7 +95,8 @@ class LegMachine:
         """All output tokens emitted so far, those given in `spec.seen` included."""
         self.attempt = -1
         self.failed: set[str] = set()
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
+        """Prompt tokens that no attempt had to compute; None until one began to."""
         self.cause = AttemptCause.FIRST
         self.answered = False
         """The leg came to its own end, rather than being cancelled or failing."""
@@ -243,7 +244,9 @@ class LegMachine:
 
     def _started(self, started: pb.Started) -> None:
         if self.stage is Stage.QUEUED:
-            self.cached_tokens = started.cached_tokens
+            # What an attempt that was lost had computed may be in a cache now: the least counts.
+            least = len(self.spec.prompt) if self.cached_tokens is None else self.cached_tokens
+            self.cached_tokens = min(least, started.cached_tokens)
             self._enter(Stage.PREFILLING)
 
     def _token(self, token: pb.Token) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
@@ -43,6 +43,10 @@ class RouterConfig(Settings):
     """Longest computation of a prompt, in seconds."""
     transfer_s: Seconds = 10.0
     """Longest wait for the KV blocks after the prompt was computed, in seconds."""
+    route: Literal["auto", "split", "local"] = "auto"
+    """Who computes a prompt: split takes a prefill worker and local the decode worker that writes
+    the answer, each wherever there is one; auto takes what has the first token sooner and disturbs
+    running answers less, by measured rates."""
     idle_s: Seconds = 30.0
     """Longest time between two tokens of one choice, in seconds."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0

@@ -7,7 +7,6 @@ that fails takes the others with it, for half an answer is none.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,13 +28,13 @@ from kvrelay.services.router.choreography import (
 )
 from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.observe import Observer
+from kvrelay.services.router.placement import Placement
+from kvrelay.services.router.route import Route
 from kvrelay.services.router.running import RunningLeg, RunningRequest
-from kvrelay.shared.errors import KvrelayError, StoreError, Unavailable
+from kvrelay.shared.errors import KvrelayError, Unavailable
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.types import ValidRequest
-
-log = logging.getLogger(__name__)
 
 NONCE_BITS = 48
 
@@ -69,34 +68,21 @@ class Roster(Protocol):
     def look(self) -> None: ...
 
 
-class Assigner(Protocol):
-    """The fair choice among candidates over all routers (`ClusterStore`)."""
-
-    async def assign(
-        self, candidates: Sequence[str], cost_tokens: int, router: str, leg: str
-    ) -> str:
-        """Raises `StoreError` when there is none to be had: then each router chooses by itself."""
-        ...
-
-
 class Dispatcher:
     """The `Cluster` of the HTTP edge."""
 
     def __init__(
         self,
-        assigner: Assigner,
+        placement: Placement,
         admission: Admission,
         observer: Observer,
         deadlines: Deadlines,
-        router: str,
     ) -> None:
-        self._assigner = assigner
+        self._placement = placement
         self._admission = admission
         self._observer = observer
         self._deadlines = deadlines
-        self._router = router
         self._legs: dict[str, tuple[RunningRequest, RunningLeg]] = {}
-        self._assigned_tokens: dict[str, int] = {}
         self._tasks = TaskSet()
         self._roster: Roster
         self.draining = False
@@ -165,20 +151,21 @@ class Dispatcher:
             return  # over for everybody; its cancel is on the way
         running, leg = found
         if event.WhichOneof("kind") == "ended":
-            self._unassign(leg, worker)
+            self._placement.ended(worker, ref.leg)
         self._perform(running, leg, leg.machine.on_event(worker, event))
 
     def on_lost(self, worker: str) -> None:
+        self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
         for running, leg in [*self._legs.values()]:
             self._perform(running, leg, leg.machine.worker_lost(worker))
-        self._assigned_tokens.pop(worker, None)
 
     # ---- performing --------------------------------------------------------------------------
 
     def _perform(self, running: RunningRequest, leg: RunningLeg, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Emit):
-                self._dequeue(leg)
+                if leg.waits:
+                    self._first_token(running, leg)
                 running.emit(action.event)
             elif isinstance(action, Send):
                 link = self._roster.link(action.worker)
@@ -187,7 +174,7 @@ class Dispatcher:
             elif isinstance(action, Enter):
                 self._enter(running, leg, action.stage)
             elif isinstance(action, Choose):
-                self._unassign_all(leg)
+                self._placement.over(leg.machine.spec.leg)
                 leg.choosing = self._tasks.spawn(self._choose(running, leg, action.excluded))
             elif isinstance(action, Finish):
                 self._finish(running, leg, action.error)
@@ -210,7 +197,7 @@ class Dispatcher:
             leg.timer.cancel()
         if leg.choosing is not None and leg.choosing is not asyncio.current_task():
             leg.choosing.cancel()
-        self._unassign_all(leg)
+        self._placement.finished(leg.machine)
         self._legs.pop(leg.machine.spec.leg, None)
         self._one_ended.set()
         self._dequeue(leg)
@@ -238,56 +225,46 @@ class Dispatcher:
         if machine.attempt < 0:
             self._enter(running, leg, Stage.CHOOSING)
         try:
-            while not (found := policy.candidates(self._roster.live(), excluded)):
-                await self._roster.wait_change()
-            cost = len(machine.spec.prompt) + len(machine.tokens)
-            if found.paired:
-                prefill = await self._pick(found.prefills, cost, leg)
-                decode = await self._pick(found.decodes, cost, leg)
-            else:
-                prefill, decode = await self._pick(found.alone, cost, leg), None
+            route = await self._first_choice(running, leg) or await self._place(machine, excluded)
         except KvrelayError as error:
             self._perform(running, leg, machine.fail(error))
             return
-        ends = (worker_end(prefill), worker_end(decode) if decode is not None else None)
-        self._perform(running, leg, machine.assign(*ends))
-        for worker in (prefill, decode):
+        leg.route, leg.waits = route, True
+        running.watch.routed(machine, route)
+        workers = [site.worker for site in (route.first, route.decode) if site is not None]
+        ends = [worker_end(worker) for worker in workers]
+        self._perform(running, leg, machine.assign(ends[0], ends[1] if route.decode else None))
+        for worker in workers:
             # A stream that broke between the choice and the first word: nobody else would tell.
-            if worker is not None and not self._open(worker.incarnation):
+            if not self._open(worker.incarnation):
                 self._perform(running, leg, machine.worker_lost(worker.incarnation))
+
+    async def _first_choice(self, running: RunningRequest, leg: RunningLeg) -> Route | None:
+        """The route of the prompt's first choice, for the first attempt at another one."""
+        first = running.legs[leg.machine.number - leg.machine.spec.choice]
+        if first is leg or leg.machine.attempt >= 0:
+            return None
+        if first.choosing is not None:
+            await asyncio.wait((first.choosing,))
+        if first.route is None or not all(map(self._open, first.route.workers)):
+            return None
+        return self._placement.follow(leg.machine, first.route)
+
+    async def _place(self, machine: LegMachine, excluded: frozenset[str]) -> Route:
+        while not (found := policy.candidates(self._roster.live(), excluded)):
+            await self._roster.wait_change()
+        return await self._placement.place(machine, found)
 
     def _open(self, incarnation: str) -> bool:
         link = self._roster.link(incarnation)
         return link is not None and link.open
 
-    async def _pick(
-        self, workers: tuple[policy.LiveWorker, ...], cost_tokens: int, leg: RunningLeg
-    ) -> policy.LiveWorker:
-        """The least loaded by Redis' count over all routers, or by our own when it is away."""
-        chosen = policy.least_loaded(workers, self._assigned_tokens)
-        if len(workers) > 1:
-            by_incarnation = {worker.incarnation: worker for worker in workers}
-            key = f"{leg.machine.spec.leg}#{leg.machine.attempt + 1}:{chosen.record.role}"
-            try:
-                best = await self._assigner.assign(
-                    sorted(by_incarnation), cost_tokens, self._router, key
-                )
-                chosen = by_incarnation[best]
-            except StoreError:
-                log.debug("assignment by the router's own view")
-        leg.assigned_tokens[chosen.incarnation] = cost_tokens
-        self._count(chosen.incarnation, cost_tokens)
-        return chosen
-
-    def _count(self, worker: str, tokens: int) -> None:
-        self._assigned_tokens[worker] = max(0, self._assigned_tokens.get(worker, 0) + tokens)
-
-    def _unassign(self, leg: RunningLeg, worker: str) -> None:
-        self._count(worker, -leg.assigned_tokens.pop(worker, 0))
-
-    def _unassign_all(self, leg: RunningLeg) -> None:
-        for worker in [*leg.assigned_tokens]:
-            self._unassign(leg, worker)
+    def _first_token(self, running: RunningRequest, leg: RunningLeg) -> None:
+        """Of this attempt: its prompt is computed."""
+        leg.waits = False
+        self._placement.computed(leg.machine.spec.leg)
+        self._dequeue(leg)
+        running.watch.first_token(leg.machine.number)
 
 
 def worker_end(worker: policy.LiveWorker) -> WorkerEnd:

@@ -29,6 +29,12 @@ class Generation(Protocol):
     Raises any `KvrelayError`: before the first event an HTTP status, later an error event.
     """
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that nobody computed for this request, each prompt counted once; final
+        once it is closed."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     def stop_leg(self, leg: int) -> None:

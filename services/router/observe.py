@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from kvrelay.services.router.choreography import LegMachine, Stage
+from kvrelay.services.router.route import Route
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import (
     DeadlineExceeded,
@@ -14,7 +15,7 @@ from kvrelay.shared.errors import (
     Unavailable,
 )
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
-from kvrelay.shared.telemetry.labels import Endpoint, Outcome
+from kvrelay.shared.telemetry.labels import Endpoint, Outcome, UsageKind
 from kvrelay.shared.telemetry.metrics import RouterMetrics
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
@@ -37,6 +38,20 @@ OUTCOMES: tuple[tuple[type[KvrelayError], Outcome], ...] = (
 
 def outcome_of(error: KvrelayError) -> Outcome:
     return next(outcome for kind, outcome in OUTCOMES if isinstance(error, kind))
+
+
+def route_attributes(route: Route) -> dict[str, str | int | float]:
+    """Of a span: what was chosen, what it was expected to cost, and why."""
+    terms = {f"kvrelay.route.{name}": value for name, value in asdict(route.terms).items()}
+    decode = {"kvrelay.route.decode_held_tokens": route.decode.held_tokens} if route.decode else {}
+    return {
+        "kvrelay.route.kind": route.kind.value,
+        "kvrelay.route.measured": route.measured,
+        "kvrelay.route.predicted_ttft_s": route.terms.ttft_s,
+        "kvrelay.route.held_tokens": route.first.held_tokens,
+        **decode,
+        **terms,
+    }
 
 
 @dataclass(slots=True)
@@ -67,14 +82,22 @@ class RequestWatch:
     timeline: Timeline = field(default_factory=Timeline)
     tokens: int = 0
     attempts: int = 0
-    cached_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
+    """Of each prompt, by the number of its first leg: tokens that nobody had to compute."""
     error: KvrelayError | None = None
     answered: bool = True
+    routes: dict[int, tuple[int, Route]] = field(default_factory=dict)
+    """By leg: when its last route was chosen, until its first token came."""
+    first_route: Route | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
 
     @property
     def traceparent(self) -> str:
         return self.trace.headers.get("traceparent", "")
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.cached.values())
 
     def _stamp(self, moment: Moment) -> None:
         self.timeline.stamp(moment, self.observer.clock.now_ns())
@@ -82,6 +105,22 @@ class RequestWatch:
     def token(self) -> None:
         self._stamp(Moment.FIRST_TOKEN)
         self.tokens += 1
+
+    def routed(self, machine: LegMachine, route: Route) -> None:
+        """Workers for the leg's next attempt were chosen."""
+        self.observer.metrics.routed(route.kind)
+        self.first_route = self.first_route or route
+        if machine.spec.choice == 0 and not machine.tokens:
+            self.routes[machine.number] = (self.observer.clock.now_ns(), route)
+
+    def first_token(self, leg: int) -> None:
+        """The first one that a route gave: was it as far away as predicted?"""
+        if (routed := self.routes.pop(leg, None)) is None:
+            return
+        chosen_ns, route = routed
+        took_s = (self.observer.clock.now_ns() - chosen_ns) / 1e9
+        if route.measured:
+            self.observer.metrics.predicted(route.kind, route.terms.ttft_s, took_s)
 
     def stage(self, machine: LegMachine, stage: Stage) -> None:
         """A leg entered a stage (or began it anew with a token)."""
@@ -98,7 +137,11 @@ class RequestWatch:
             self._journal(machine, PHASES[stage])
 
     def leg_ended(self, machine: LegMachine, error: KvrelayError | None) -> None:
-        self.cached_tokens += machine.cached_tokens
+        if machine.cached_tokens is not None:
+            # The choices of one prompt share it: the one that computed most of it says how much.
+            prompt = machine.number - machine.spec.choice
+            least = self.cached.get(prompt, machine.cached_tokens)
+            self.cached[prompt] = min(least, machine.cached_tokens)
         phase = Phase.FINISHED if machine.answered else Phase.CANCELLED
         if error is not None:
             self.error = self.error or error
@@ -115,9 +158,12 @@ class RequestWatch:
         if self.error is not None:
             outcome = outcome_of(self.error)
         endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
-        observer.metrics.request_ended(
-            endpoint, outcome, self.timeline, request.prompt_tokens, self.tokens
-        )
+        tokens = {
+            UsageKind.PROMPT: request.prompt_tokens,
+            UsageKind.CACHED: self.cached_tokens,
+            UsageKind.COMPLETION: self.tokens,
+        }
+        observer.metrics.request_ended(endpoint, outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
 
     def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:
@@ -137,6 +183,8 @@ class RequestWatch:
             "kvrelay.attempts": self.attempts,
             "kvrelay.outcome": outcome.value,
         }
+        if self.first_route is not None:
+            attributes |= route_attributes(self.first_route)
         ttft_s = self.timeline.ttft_s
         if ttft_s is not None:
             attributes["gen_ai.response.time_to_first_chunk"] = ttft_s

@@ -73,18 +73,6 @@ def in_group(members: Sequence[LiveWorker]) -> Candidates:
     return Candidates(tuple(prefills), tuple(decodes), tuple(alone))
 
 
-def least_loaded(workers: Sequence[LiveWorker], assigned_tokens: Mapping[str, int]) -> LiveWorker:
-    """By waiting tokens plus what this router has sent and not seen end; ties by incarnation."""
-    return min(
-        workers,
-        key=lambda worker: (
-            worker.load.waiting_tokens + assigned_tokens.get(worker.incarnation, 0),
-            worker.load.running_requests,
-            worker.incarnation,
-        ),
-    )
-
-
 def readiness(workers: Sequence[LiveWorker]) -> tuple[bool, str]:
     """Whether a request can be served as it is meant to be, and if not, what is missing."""
     found = candidates(workers, frozenset())

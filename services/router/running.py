@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvrelay.services.router.choreography import LegMachine
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import RequestWatch
+from kvrelay.services.router.route import Route
 from kvrelay.shared.errors import DeadlineExceeded, KvrelayError
 from kvrelay.shared.types import ValidRequest
 
@@ -22,8 +23,9 @@ class RunningLeg:
     machine: LegMachine
     timer: asyncio.TimerHandle | None = None
     choosing: asyncio.Task[None] | None = None
-    assigned_tokens: dict[str, int] = field(default_factory=dict)
-    """What this leg is counted for, by worker."""
+    route: Route | None = None
+    waits: bool = False
+    """Workers were chosen and no token has come from them."""
     queued: bool = True
     """No token of it has come yet."""
 
@@ -55,6 +57,10 @@ class RunningRequest:
             if isinstance(item, KvrelayError):
                 raise item
             yield item
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.watch.cached_tokens
 
     def stop_leg(self, leg: int) -> None:
         self._conductor.stop_leg(self, leg)

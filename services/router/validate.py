@@ -179,6 +179,8 @@ def _request(
                     sampling=sampling,
                     choice=choice,
                     eos_token_ids=card.tokenizer.special.eos_token_ids,
+                    priority=body.priority or 0,
+                    cache_salt=body.cache_salt or "",
                 )
             )
     options = body.stream_options

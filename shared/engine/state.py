@@ -60,6 +60,8 @@ class Leg:
     named_blocks: int = 0
     announced_blocks: int = 0
     """Blocks that others may wait for instead of computing them: those before this one."""
+    uncached: int = 0
+    """Tokens that nobody here had computed, or was computing, when it arrived."""
     arrival: int = 0
     """Number of its arrival here."""
     rank: Rank = LAST
@@ -168,8 +170,8 @@ class EngineState:
         self.hash(leg)
         hits = len(self.cached_blocks(leg))
         known = hits + self.inflight.shared(leg.hashes[hits:])
-        uncached = max(leg.total - known * self.limits.block_size, 1)
-        arrival = Arrival(self.planned_tokens, uncached, leg.spec.priority)
+        leg.uncached = max(leg.total - known * self.limits.block_size, 1)
+        arrival = Arrival(self.planned_tokens, leg.uncached, leg.spec.priority)
         self.arrivals += 1
         leg.arrival = self.arrivals
         leg.rank = (1, self.limits.policy(arrival), leg.arrival)

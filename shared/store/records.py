@@ -120,6 +120,8 @@ class LoadRecord:
     prefill_tokens_per_s: float
     """Measured; 0 until something was measured."""
     decode_tokens_per_s: float
+    relay_tokens_per_s: float = 0.0
+    """Of how many tokens the KV leaves for a peer in a second; measured like the others."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -132,6 +134,7 @@ class LoadRecord:
                 "total_blocks": self.total_blocks,
                 "prefill_tokens_per_s": self.prefill_tokens_per_s,
                 "decode_tokens_per_s": self.decode_tokens_per_s,
+                "relay_tokens_per_s": self.relay_tokens_per_s,
             }
         )
 
@@ -147,6 +150,7 @@ class LoadRecord:
             total_blocks=fields.count("total_blocks"),
             prefill_tokens_per_s=fields.rate("prefill_tokens_per_s"),
             decode_tokens_per_s=fields.rate("decode_tokens_per_s"),
+            relay_tokens_per_s=fields.rate("relay_tokens_per_s"),
         )
 
 

@@ -33,6 +33,13 @@ class AttemptCause(StrEnum):
     DRAIN = "drain"
 
 
+class RouteKind(StrEnum):
+    """How a leg is served."""
+
+    SPLIT = "split"
+    LOCAL = "local"
+
+
 class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"
@@ -46,6 +53,8 @@ class TokenKind(StrEnum):
 
 class UsageKind(StrEnum):
     PROMPT = "prompt"
+    CACHED = "cached"
+    """Of the prompts' tokens those that nobody had to compute."""
     COMPLETION = "completion"
 
 

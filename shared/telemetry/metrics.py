@@ -23,6 +23,7 @@ from kvrelay.shared.telemetry.labels import (
     Direction,
     Endpoint,
     Outcome,
+    RouteKind,
     TokenKind,
     TransferFault,
     UsageKind,
@@ -50,6 +51,7 @@ RELAY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0,
 )  # fmt: skip
+RATIO_BUCKETS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,24 @@ class RouterMetrics:
             registry, "request_duration_seconds", "From request to its end.", DURATION_BUCKETS_S
         )
 
+        self._routes = _counter(
+            registry, "routes", "Attempts at legs by how they are served.", route=RouteKind
+        )
+        name = "first_token_outcome_ratio"
+        text = "Time to the first token by its prediction when the route was chosen."
+        self._outcome_ratio = Histogram(
+            f"kvrelay_{name}", text, ["route"], registry=registry, buckets=RATIO_BUCKETS
+        )
+        for kind in RouteKind:
+            self._outcome_ratio.labels(kind)
+
+    def routed(self, kind: RouteKind) -> None:
+        self._routes.labels(kind).inc()
+
+    def predicted(self, kind: RouteKind, predicted_s: float, took_s: float) -> None:
+        """The first token of a leg whose route was chosen by measured rates."""
+        self._outcome_ratio.labels(kind).observe(took_s / predicted_s)
+
     def request_refused(self, endpoint: Endpoint, outcome: Outcome) -> None:
         """A request that ended before it became a `ValidRequest`."""
         self._requests.labels(endpoint, outcome).inc()
@@ -120,15 +140,14 @@ class RouterMetrics:
         endpoint: Endpoint,
         outcome: Outcome,
         timeline: Timeline,
-        prompt_tokens: int,
-        completion_tokens: int,
+        tokens: Mapping[UsageKind, int],
     ) -> None:
         """Once per accepted request; the times come from the router's timeline of it."""
         self._requests.labels(endpoint, outcome).inc()
-        self._tokens.labels(UsageKind.PROMPT).inc(prompt_tokens)
-        self._tokens.labels(UsageKind.COMPLETION).inc(completion_tokens)
+        for kind, count in tokens.items():
+            self._tokens.labels(kind).inc(count)
         _observe(self._ttft, timeline.ttft_s)
-        _observe(self._tpot, timeline.tpot_s(completion_tokens))
+        _observe(self._tpot, timeline.tpot_s(tokens.get(UsageKind.COMPLETION, 0)))
         _observe(self._duration, timeline.duration_s)
 
     def attempt_begun(self, cause: AttemptCause) -> None:

@@ -141,12 +141,13 @@ class Session:
         chunked = [leg.pending for leg in [*state.running] if leg.pending > 1]
         return LoadRecord(
             waiting_requests=len(waiting) + len(state.reserving),
-            waiting_tokens=sum(leg.total for leg in waiting) + sum(chunked),
+            waiting_tokens=sum(leg.uncached for leg in waiting) + sum(chunked),
             running_requests=len(state.running) + state.receiving,
             free_blocks=state.pool.available,
             total_blocks=state.pool.total,
             prefill_tokens_per_s=self.pace.prefill_tokens_per_s,
             decode_tokens_per_s=self.pace.decode_tokens_per_s,
+            relay_tokens_per_s=self._sender.tokens_per_s,
         )
 
     def _deliver(self, out: list[Instruction]) -> None:
@@ -158,6 +159,7 @@ class Session:
         """On the engine's thread, after each step."""
         self.publisher.look()  # a step of a long prompt has nothing to deliver
         outputs = sum(len(row.tokens) for row in plan.rows if row.index > 0)
+        self.pace.observe_prompts(plan.tokens - outputs, elapsed_ns)
         self._metrics.step_ended(elapsed_ns / 1e9, plan.tokens - outputs, outputs)
         state = self.engine.state
         now = (state.preemptions, state.cache_hit_tokens, state.cache_miss_tokens)

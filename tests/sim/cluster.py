@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.sim.model import BLOCK, VOCAB, ChainMemory
@@ -18,12 +18,15 @@ from tests.sim.virtual import VirtualClock
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
 from kvrelay.services.router.observe import Observer
+from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.policy import LiveWorker
+from kvrelay.services.router.route import Mode
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.plan import Plan
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import StoreError
+from kvrelay.shared.kv.prefix import BlockHash, group_of
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.ledger import Ledger
@@ -103,8 +106,10 @@ class SimWorker:
         self.role = role
         self.incarnation = Incarnation(f"{cluster.rng.getrandbits(128):032x}")
         self.open = True
+        self.tokens_per_s = 0.0
+        """What it reports of computing prompts."""
         memory = ChainMemory(blocks)
-        limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, b"sim")
+        limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, group_of(FINGERPRINT))
         self.engine = Engine(limits, blocks)
         self.transport = LoopbackTransport(cluster.hub)
         metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
@@ -178,7 +183,39 @@ class SimWorker:
 
     def load(self) -> LoadRecord:
         state = self.engine.state
-        return LoadRecord(len(state.waiting), 0, len(state.running), 0, 0, 0.0, 0.0)
+        pool = state.pool
+        waiting = sum(leg.uncached for leg in state.waiting.values())
+        return LoadRecord(
+            waiting_requests=len(state.waiting),
+            waiting_tokens=waiting + sum(leg.pending for leg in state.running if leg.pending > 1),
+            running_requests=len(state.running),
+            free_blocks=pool.available,
+            total_blocks=pool.total,
+            prefill_tokens_per_s=self.tokens_per_s,
+            decode_tokens_per_s=1 / TOKEN_S,
+            relay_tokens_per_s=0.0,
+        )
+
+
+class Pools:
+    """`Holdings` that looks into the workers' pools: a directory without delay."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self._cluster = cluster
+
+    def held_blocks(self, hashes: Sequence[BlockHash]) -> dict[str, int]:
+        held = {
+            worker.incarnation: len(worker.engine.state.pool.lookup(hashes))
+            for worker in self._cluster.workers.values()
+        }
+        return {name: count for name, count in held.items() if count}
+
+    def forget(self, incarnation: str) -> None: ...
+
+
+def name_of(name: str, labels: Mapping[str, str]) -> str:
+    inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+    return f"{name}{{{inside}}}" if inside else name
 
 
 class NoStore:
@@ -196,6 +233,7 @@ class Shape:
     decodes: int = 2
     boths: int = 0
     blocks: int = 24
+    route: Mode = "split"
 
 
 class SimCluster:
@@ -216,7 +254,8 @@ class SimCluster:
         )
         deadlines = Deadlines(60, 60, 60, 10, 60)
         admission = Admission(10_000, self.clock)
-        self.dispatcher = Dispatcher(NoStore(), admission, self.observer, deadlines, "router")
+        self.placement = Placement(NoStore(), Pools(self), self.clock, "router", shape.route)
+        self.dispatcher = Dispatcher(self.placement, admission, self.observer, deadlines)
         self.dispatcher.join(self)
 
     async def start(self) -> None:
@@ -249,6 +288,16 @@ class SimCluster:
     async def stop(self) -> None:
         for worker in self.workers.values():
             await worker.kill()
+
+    def series(self) -> dict[str, float]:
+        """The router's metrics by full name."""
+        found = self.observer.metrics.registry.collect()
+        samples = [sample for family in found for sample in family.samples]
+        return {
+            name_of(sample.name, sample.labels): sample.value
+            for sample in samples
+            if not sample.name.endswith("_created")
+        }
 
     # ---- the roster --------------------------------------------------------------------------
 

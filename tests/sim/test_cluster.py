@@ -101,6 +101,12 @@ def test_unsplit_answers_are_the_same(seed: int) -> None:
     run_virtual(lambda: life(seed, shape, CALM, kills=1))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_answers_are_the_same_wherever_prompts_are_computed(seed: int) -> None:
+    shape = Shape(route="local" if seed == 5 else "auto")
+    run_virtual(lambda: life(seed, shape, CALM, kills=2))
+
+
 def test_the_same_seed_gives_the_same_life() -> None:
     lives = [run_virtual(lambda: life(7, Shape(), ROUGH, kills=2)) for _ in range(2)]
     assert lives[0] == lives[1]

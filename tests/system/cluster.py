@@ -114,6 +114,7 @@ class Cluster:
             host=router.address,
             model=str(model),
             redis_url=server.url,
+            route="split",
             log_level="debug",
         )
         self.model = config.served_names[0]

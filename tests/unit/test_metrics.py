@@ -17,7 +17,9 @@ from kvrelay.shared.telemetry.labels import (
     Direction,
     Endpoint,
     Outcome,
+    RouteKind,
     TransferFault,
+    UsageKind,
     WorkerState,
 )
 from kvrelay.shared.telemetry.metrics import (
@@ -31,6 +33,7 @@ from kvrelay.shared.telemetry.scrape import serve_metrics
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.types import Role
 
+TOKENS = {UsageKind.PROMPT: 7, UsageKind.CACHED: 5, UsageKind.COMPLETION: 11}
 IDLE = WorkerGauges(64, 60, 4, 0, 0, 0, 0)
 
 
@@ -61,10 +64,12 @@ def families(metrics: RouterMetrics | WorkerMetrics) -> set[str]:
 def test_a_router_has_exactly_these_metrics() -> None:
     assert families(router()) == {
         "attempts_total",
+        "first_token_outcome_ratio",
         "request_duration_seconds",
         "request_tokens_total",
         "requests_in_flight",
         "requests_total",
+        "routes_total",
         "time_per_output_token_seconds",
         "time_to_first_token_seconds",
         "workers",
@@ -106,14 +111,19 @@ def test_a_request_is_counted_with_the_times_of_its_timeline() -> None:
     timeline.stamp(Moment.FIRST_TOKEN, 30_000_000)
     timeline.stamp(Moment.FINISHED, 130_000_000)
     metrics.attempt_begun(AttemptCause.FIRST)
-    metrics.request_ended(Endpoint.CHAT, Outcome.OK, timeline, 7, 11)
+    metrics.request_ended(Endpoint.CHAT, Outcome.OK, timeline, TOKENS)
     metrics.request_refused(Endpoint.COMPLETIONS, Outcome.BAD_REQUEST)
+    metrics.routed(RouteKind.LOCAL)
+    metrics.predicted(RouteKind.LOCAL, predicted_s=0.2, took_s=0.25)
     now = series(render(metrics.registry)[0])
     assert now['kvrelay_requests_total{endpoint="chat",outcome="ok"}'] == 1
     assert now['kvrelay_requests_total{endpoint="completions",outcome="bad_request"}'] == 1
     assert now['kvrelay_request_tokens_total{kind="prompt"}'] == 7
+    assert now['kvrelay_request_tokens_total{kind="cached"}'] == 5
     assert now['kvrelay_request_tokens_total{kind="completion"}'] == 11
     assert now['kvrelay_attempts_total{cause="first"}'] == 1
+    assert now['kvrelay_routes_total{route="local"}'] == 1
+    assert now['kvrelay_first_token_outcome_ratio_sum{route="local"}'] == 1.25
     assert now["kvrelay_time_to_first_token_seconds_sum"] == 0.03
     assert now['kvrelay_time_to_first_token_seconds_bucket{le="0.025"}'] == 0
     assert now['kvrelay_time_to_first_token_seconds_bucket{le="0.05"}'] == 1
@@ -126,7 +136,7 @@ def test_a_request_that_ended_without_a_token_has_a_duration_only() -> None:
     timeline = Timeline()
     timeline.stamp(Moment.RECEIVED, 0)
     timeline.stamp(Moment.FINISHED, 500_000_000)
-    metrics.request_ended(Endpoint.CHAT, Outcome.CANCELLED, timeline, 7, 0)
+    metrics.request_ended(Endpoint.CHAT, Outcome.CANCELLED, timeline, {UsageKind.PROMPT: 7})
     now = series(render(metrics.registry)[0])
     assert now["kvrelay_time_to_first_token_seconds_count"] == 0
     assert now["kvrelay_time_per_output_token_seconds_count"] == 0

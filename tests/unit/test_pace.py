@@ -31,3 +31,16 @@ def test_no_step_holds_more_than_its_limit() -> None:
 
 def test_prompts_get_a_block_even_where_streams_alone_take_longer() -> None:
     assert measured(10).budget(8) == 8 + 16
+
+
+def test_a_rate_is_that_of_the_last_tokens_however_many_steps_they_took() -> None:
+    pace = Pace(max_tokens=256, floor_tokens=16, target_step_ns=MS)
+    assert pace.prefill_tokens_per_s == 0.0
+    pace.observe_prompts(8, MS)
+    assert pace.prefill_tokens_per_s == 0.0, "too few to say anything"
+    pace.observe_prompts(64, 64 * MS)
+    assert pace.prefill_tokens_per_s == 1000.0
+    pace.observe_prompts(512, 256 * MS)
+    assert pace.prefill_tokens_per_s == 1e9 / (0.75 * MS), "half of what is remembered"
+    pace.observe_prompts(2048, 512 * MS)
+    assert pace.prefill_tokens_per_s == 4000.0

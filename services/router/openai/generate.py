@@ -189,6 +189,7 @@ class GenerateEndpoint:
                 await _collect(generation, transcript)
         finally:
             await generation.aclose()
+            transcript.cached_tokens = generation.cached_tokens
         if not request.stream:
             self._edge.observer.first_byte(request)
             await reply.whole(200, wording.whole(transcript.choices(), transcript.usage))

@@ -19,6 +19,7 @@ MAX_MESSAGES = 4096
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_SALT_CHARACTERS = 128
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 Ids: TypeAlias = tuple[int, ...]
@@ -115,6 +116,10 @@ class Sampled(Wire):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Smaller is more urgent."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    """Cached prefixes are shared only among requests with the same."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

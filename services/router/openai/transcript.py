@@ -27,6 +27,8 @@ class Transcript:
     def __init__(self, request: ValidRequest, tokenizer: TokenizerInfo) -> None:
         self._prompt_tokens = request.prompt_tokens
         self._completion_tokens = 0
+        self.cached_tokens = 0
+        """For `usage`; whoever ends the generation knows."""
         self._machines = [
             LegText(
                 tokenizer.token_bytes,
@@ -62,7 +64,7 @@ class Transcript:
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens)
+        return Usage(self._prompt_tokens, self._completion_tokens, self.cached_tokens)
 
     def choices(self) -> list[Choice]:
         """Only once `complete`."""

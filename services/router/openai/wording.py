@@ -16,12 +16,15 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     """Generated tokens, with the one that ended a choice: EOS, a stop id, or of a stop string."""
+    cached_tokens: int = 0
+    """Of the prompts' tokens those that nobody had to compute."""
 
-    def as_json(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, int | dict[str, int]]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

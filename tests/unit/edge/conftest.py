@@ -38,6 +38,7 @@ class ScriptedGeneration:
     """Plays steps: events are yielded, errors raised, gates waited for."""
 
     steps: Sequence[Step]
+    cached_tokens: int = 0
     closes: int = 0
     stopped: list[int] = field(default_factory=list)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,9 +72,10 @@ class ScriptedCluster:
         self.requests: list[ValidRequest] = []
         self.generations: list[ScriptedGeneration] = []
         self.is_ready = (True, "")
+        self.cached_tokens = 0
 
     def generate(self, request: ValidRequest) -> ScriptedGeneration:
-        generation = ScriptedGeneration(self.script(request))
+        generation = ScriptedGeneration(self.script(request), self.cached_tokens)
         self.requests.append(request)
         self.generations.append(generation)
         return generation

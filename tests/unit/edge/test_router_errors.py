@@ -104,6 +104,13 @@ COMPLETION_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [265]}, BAD, "stop_token_ids[0]"),
     ({"stop_token_ids": [0, -1]}, BAD, "stop_token_ids[1]"),
     ({"stop_token_ids": [0] * 129}, BAD, "stop_token_ids"),
+    ({"priority": 2**31}, BAD, "priority"),
+    ({"priority": -(2**31) - 1}, BAD, "priority"),
+    ({"priority": 0.5}, TYPE, "priority"),
+    ({"priority": True}, TYPE, "priority"),
+    ({"cache_salt": ""}, BAD, "cache_salt"),
+    ({"cache_salt": "s" * 129}, BAD, "cache_salt"),
+    ({"cache_salt": 5}, TYPE, "cache_salt"),
     ({"stream": "yes"}, TYPE, "stream"),
     ({"stream_options": {}, "stream": False}, BAD, "stream_options"),
     ({"stream_options": {"every": 2}, "stream": True}, UNSUPPORTED, "stream_options.every"),
@@ -123,6 +130,7 @@ NEUTRAL: list[dict[str, Any]] = [
     {"best_of": 1, "echo": False, "suffix": None, "response_format": {"type": "text"}},
     {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
     {"stop": [], "stop_token_ids": [], "seed": None, "top_k": -1, "temperature": None},
+    {"priority": None, "cache_salt": None},
 ]
 BODIES: list[tuple[bytes, str]] = [
     (b"", "not valid JSON"),

@@ -120,7 +120,12 @@ async def test_the_whole_chat_answer(client: httpx.AsyncClient, cluster: Any) ->
                 "finish_reason": "stop",
             }
         ],
-        "usage": {"prompt_tokens": 21, "completion_tokens": 6, "total_tokens": 27},
+        "usage": {
+            "prompt_tokens": 21,
+            "completion_tokens": 6,
+            "total_tokens": 27,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
 
 
@@ -131,7 +136,12 @@ async def test_the_whole_completion(client: httpx.AsyncClient, cluster: Any) -> 
         "created": 1750000000,
         "model": "tiny",
         "choices": [{"index": 0, "text": "hello", "logprobs": None, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8},
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 6,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
 
 
@@ -231,6 +241,17 @@ async def test_usage_comes_only_when_asked_for(client: httpx.AsyncClient, cluste
     assert all("usage" not in event for event in plain)
     assert [event["usage"] for event in asked[:-1]] == [None] * (len(asked) - 1)
     assert asked[-1]["usage"]["total_tokens"] == 27
+
+
+@both
+async def test_usage_says_what_was_cached(
+    client: httpx.AsyncClient, cluster: Any, path: str
+) -> None:
+    cluster.cached_tokens = 1
+    answer = await whole(client, path)
+    events = await chunks(client, path, stream_options={"include_usage": True})
+    for usage in (answer["usage"], events[-1]["usage"]):
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
 async def test_several_prompts_and_choices_are_numbered_prompt_first(

@@ -74,6 +74,13 @@ def test_every_field_arrives(card: ModelCard) -> None:
     assert (request.stop, request.stream, request.include_usage) == (("a", "b"), True, True)
 
 
+def test_priority_and_cache_salt_are_those_of_every_leg(card: ModelCard) -> None:
+    legs = completion(card, prompt=["x", "y"], priority=-3, cache_salt="tenant").legs
+    assert [(leg.priority, leg.cache_salt) for leg in legs] == [(-3, "tenant")] * 2
+    (leg,) = chat(card, "x", priority=2**31 - 1, cache_salt="s" * 128).legs
+    assert (leg.priority, leg.cache_salt) == (2**31 - 1, "s" * 128)
+
+
 @pytest.mark.parametrize(
     ("prompt_tokens", "asked", "allowed"),
     [(199, None, 1), (184, None, 16), (185, None, 15), (190, 10, 10), (190, 11, 10), (1, 200, 199)],
