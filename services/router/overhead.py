@@ -14,9 +14,9 @@ from typing import Final
 
 from kvrelay.shared.telemetry.labels import RouteKind
 
-SAMPLES: Final = 8
-"""The median of so many: one odd request says nothing."""
-AGE_NS: Final = 60_000_000_000
+SAMPLES: Final = 3
+"""The median of so many: one odd request says nothing, a second one like it does."""
+AGE_NS: Final = 20_000_000_000
 UNMEASURED_S: Final[Mapping[RouteKind, float]] = {RouteKind.SPLIT: 0.003, RouteKind.LOCAL: 0.0}
 """Two ways through a router on an idle machine, and none."""
 

@@ -6,11 +6,30 @@ over the last tokens rather than over the last steps: a small step says little a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SMOOTHING = 0.3
 WINDOW_TOKENS = 1024
 """A mean over tokens forgets what is longer ago than about so many."""
+
+
+@dataclass(slots=True)
+class MeanTime:
+    """Time per token: the plain mean over all tokens at first, then over about the last ones."""
+
+    ns_per_token: float = 0.0
+    """0 until measured."""
+    _tokens: int = 0
+
+    def observe(self, tokens: int, elapsed_ns: int) -> None:
+        """A sample counts for as much as it has tokens."""
+        self._tokens = min(self._tokens + tokens, max(WINDOW_TOKENS, tokens))
+        self.ns_per_token += tokens / self._tokens * (elapsed_ns / tokens - self.ns_per_token)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 until measured."""
+        return 1e9 / self.ns_per_token if self.ns_per_token else 0.0
 
 
 @dataclass(slots=True)
@@ -21,35 +40,36 @@ class Pace:
     floor_tokens: int
     """Never less than this, or nothing would move on a slow machine: one block."""
     target_step_ns: int
-    ns_per_token: float = 0.0
+    steps: MeanTime = field(default_factory=MeanTime)
+    """Of steps in which prompts are computed, by all their tokens."""
+    prompts: MeanTime = field(default_factory=MeanTime)
+    """Of the same steps by the prompts' tokens alone, whatever streams run beside them."""
     output_ns_per_token: float = 0.0
-    """The same for steps that only decode."""
-    prompt_ns_per_token: float = 0.0
-    """For a token of a prompt, beside whatever streams are in its steps."""
+    """Of steps that only decode."""
 
     def budget(self, streams: int) -> int:
         """Tokens for a step beside which `streams` legs get their next token: those count, too."""
-        if self.ns_per_token == 0.0:
+        if self.steps.ns_per_token == 0.0:
             return self.max_tokens
         left_ns = max(self.target_step_ns - streams * self.output_ns_per_token, 0.0)
-        fitting = min(self.max_tokens - streams, int(left_ns / self.ns_per_token))
+        fitting = min(self.max_tokens - streams, int(left_ns / self.steps.ns_per_token))
         return streams + max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
     def observe(self, tokens: int, elapsed_ns: int, *, outputs_only: bool) -> None:
         if outputs_only:
             self.output_ns_per_token = smooth(self.output_ns_per_token, elapsed_ns / tokens)
         elif tokens >= self.floor_tokens:
-            self.ns_per_token = smooth_by_size(self.ns_per_token, tokens, elapsed_ns)
+            self.steps.observe(tokens, elapsed_ns)
 
     def observe_prompts(self, tokens: int, elapsed_ns: int) -> None:
         """A step that computed so many tokens of prompts, whatever else was in it."""
         if tokens >= self.floor_tokens:
-            self.prompt_ns_per_token = smooth_by_size(self.prompt_ns_per_token, tokens, elapsed_ns)
+            self.prompts.observe(tokens, elapsed_ns)
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """How fast prompts advance; 0 until it was measured."""
-        return 1e9 / self.prompt_ns_per_token if self.prompt_ns_per_token else 0.0
+        return self.prompts.tokens_per_s
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -59,10 +79,3 @@ class Pace:
 
 def smooth(mean: float, sample: float) -> float:
     return sample if mean == 0.0 else mean + SMOOTHING * (sample - mean)
-
-
-def smooth_by_size(mean_ns_per_token: float, tokens: int, elapsed_ns: int) -> float:
-    """The mean with one more sample, which counts for as much as it has tokens."""
-    sample = elapsed_ns / tokens
-    weight = min(1.0, tokens / WINDOW_TOKENS) if mean_ns_per_token else 1.0
-    return mean_ns_per_token + weight * (sample - mean_ns_per_token)

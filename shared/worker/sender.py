@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvrelay.shared.engine.messages import Push, PushDone
-from kvrelay.shared.engine.pace import smooth_by_size
+from kvrelay.shared.engine.pace import MeanTime
 from kvrelay.shared.errors import PeerLost, TransferError
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.telemetry.labels import Direction, TransferFault
@@ -79,12 +79,8 @@ class Sender:
         self._metrics = metrics
         self._lanes: dict[str, Lane] = {}
         self._tasks = TaskSet()
-        self._ns_per_token = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of how many tokens the KV leaves in a second, over all peers; 0 until measured."""
-        return 1e9 / self._ns_per_token if self._ns_per_token else 0.0
+        self.time = MeanTime()
+        """What the KV of a token takes to leave, over all peers."""
 
     def push(self, push: Push, to: PeerInfo) -> None:
         lane = self._lanes.get(to.incarnation)
@@ -195,7 +191,7 @@ class Sender:
         for view in views:
             await self._transport.send(lane.peer, tag, view)
         elapsed_ns = max(time.monotonic_ns() - begun_ns, 1)
-        self._ns_per_token = smooth_by_size(self._ns_per_token, push.end - push.start, elapsed_ns)
+        self.time.observe(push.end - push.start, elapsed_ns)
         self._metrics.chunk_relayed(
             Direction.SENT, len(push.blocks), header.body_bytes, elapsed_ns / 1e9
         )

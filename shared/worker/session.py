@@ -147,7 +147,7 @@ class Session:
             total_blocks=state.pool.total,
             prefill_tokens_per_s=self.pace.prefill_tokens_per_s,
             decode_tokens_per_s=self.pace.decode_tokens_per_s,
-            relay_tokens_per_s=self._sender.tokens_per_s,
+            relay_tokens_per_s=self._sender.time.tokens_per_s,
         )
 
     def _deliver(self, out: list[Instruction]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvrelay.shared.engine.pace import Pace
 
 MS = 1_000_000
@@ -40,7 +42,11 @@ def test_a_rate_is_that_of_the_last_tokens_however_many_steps_they_took() -> Non
     assert pace.prefill_tokens_per_s == 0.0, "too few to say anything"
     pace.observe_prompts(64, 64 * MS)
     assert pace.prefill_tokens_per_s == 1000.0
+    pace.observe_prompts(192, 96 * MS)
+    assert pace.prefill_tokens_per_s == 1600.0, "256 tokens in 160 ms"
+    pace.observe_prompts(1024, 256 * MS)
+    assert pace.prefill_tokens_per_s == 4000.0, "as much as is remembered"
     pace.observe_prompts(512, 256 * MS)
-    assert pace.prefill_tokens_per_s == 1e9 / (0.75 * MS), "half of what is remembered"
+    assert pace.prefill_tokens_per_s == pytest.approx(1e9 / (0.375 * MS))
     pace.observe_prompts(2048, 512 * MS)
     assert pace.prefill_tokens_per_s == 4000.0
