@@ -223,9 +223,7 @@ def _trusted(route: Route, prompt_tokens: int, sites: Sites) -> bool:
     """A guess never moves a prompt to where streams run, unless most of it is there already; a few
     tokens do no harm, and measure."""
     lacking = route.first.lacking(prompt_tokens)
-    if lacking <= FEW_TOKENS or not route.measured:
-        return lacking <= FEW_TOKENS
-    if all(site.measured for site in sites.prefills):
+    if lacking <= FEW_TOKENS or (route.measured and all(site.measured for site in sites.prefills)):
         return True
     return 2 * lacking <= min(site.lacking(prompt_tokens) for site in sites.prefills)
 

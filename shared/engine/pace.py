@@ -44,20 +44,29 @@ class Pace:
     """Of steps in which prompts are computed, by all their tokens."""
     prompts: MeanTime = field(default_factory=MeanTime)
     """Of the same steps by the prompts' tokens alone, whatever streams run beside them."""
-    output_ns_per_token: float = 0.0
-    """Of steps that only decode."""
+    output_step_ns: float = 0.0
+    """Of steps that only decode, lately, and how many streams were in them."""
+    output_streams: float = 0.0
 
     def budget(self, streams: int) -> int:
         """Tokens for a step beside which `streams` legs get their next token: those count, too."""
         if self.steps.ns_per_token == 0.0:
             return self.max_tokens
-        left_ns = max(self.target_step_ns - streams * self.output_ns_per_token, 0.0)
+        left_ns = max(self.target_step_ns - self._outputs_ns(streams), 0.0)
         fitting = min(self.max_tokens - streams, int(left_ns / self.steps.ns_per_token))
         return streams + max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
+    def _outputs_ns(self, streams: int) -> float:
+        """What a step of so many streams takes. Most of the first one's token is a fixed cost, so
+        a stream more than lately is about as dear as a token of a prompt."""
+        if streams <= self.output_streams:
+            return streams / self.output_streams * self.output_step_ns if streams else 0.0
+        return self.output_step_ns + (streams - self.output_streams) * self.steps.ns_per_token
+
     def observe(self, tokens: int, elapsed_ns: int, *, outputs_only: bool) -> None:
         if outputs_only:
-            self.output_ns_per_token = smooth(self.output_ns_per_token, elapsed_ns / tokens)
+            self.output_step_ns = smooth(self.output_step_ns, elapsed_ns)
+            self.output_streams = smooth(self.output_streams, tokens)
         elif tokens >= self.floor_tokens:
             self.steps.observe(tokens, elapsed_ns)
 
@@ -74,7 +83,7 @@ class Pace:
     @property
     def decode_tokens_per_s(self) -> float:
         """Over all legs of a step; 0 until it was measured."""
-        return 1e9 / self.output_ns_per_token if self.output_ns_per_token else 0.0
+        return 1e9 * self.output_streams / self.output_step_ns if self.output_step_ns else 0.0
 
 
 def smooth(mean: float, sample: float) -> float:

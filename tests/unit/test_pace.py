@@ -35,6 +35,18 @@ def test_prompts_get_a_block_even_where_streams_alone_take_longer() -> None:
     assert measured(10).budget(8) == 8 + 16
 
 
+def test_a_burst_of_prompts_after_a_lone_stream_is_not_computed_by_the_block() -> None:
+    """A lone stream's step is mostly fixed cost: 32 streams do not take 32 times as long."""
+    pace = Pace(max_tokens=256, floor_tokens=16, target_step_ns=200 * MS)
+    pace.observe(64, 16 * MS, outputs_only=False)
+    pace.observe(1, 10 * MS, outputs_only=True)
+    assert pace.budget(32) == 32 + 224
+
+
+def test_streams_that_ended_leave_their_share_of_a_step() -> None:
+    assert measured(50).budget(4) == 4 + 160  # 42 ms hold 168, ten blocks
+
+
 def test_a_rate_is_that_of_the_last_tokens_however_many_steps_they_took() -> None:
     pace = Pace(max_tokens=256, floor_tokens=16, target_step_ns=MS)
     assert pace.prefill_tokens_per_s == 0.0

@@ -120,6 +120,12 @@ def test_without_measured_rates_only_a_few_tokens_are_computed_at_decode(
     assert choose(64, pair(p, site("d", rate=d_rate))).kind is LOCAL
 
 
+def test_the_next_turn_stays_where_most_of_it_is_though_nothing_was_measured_there() -> None:
+    sites = pair(site("p"), site("d", held=400, rate=0.0))
+    assert choose(500, sites).kind is LOCAL
+    assert choose(900, sites).kind is SPLIT
+
+
 def test_most_of_a_prompt_is_not_computed_twice_to_measure_prefill() -> None:
     assert choose(1000, pair(site("p", rate=0.0), site("d", held=496))).kind is SPLIT
     assert choose(1000, pair(site("p", rate=0.0), site("d", held=512))).kind is LOCAL
