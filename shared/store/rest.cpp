@@ -11,6 +11,10 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#ifndef MSG_NOSIGNAL  // not everywhere; Python ignores SIGPIPE anyway
+#define MSG_NOSIGNAL 0
+#endif
+
 namespace {
 
 enum Outcome : int { STIRRED = 0, ANSWERED = 1, BROKEN = 2 };
