@@ -158,7 +158,7 @@ class Session:
     def _on_step(self, plan: Plan, elapsed_ns: int) -> None:
         """On the engine's thread, after each step."""
         self.publisher.look()  # a step of a long prompt has nothing to deliver
-        outputs = sum(len(row.tokens) for row in plan.rows if row.index > 0)
+        outputs = sum(1 for row in plan.rows if row.sample and row.index > 0)
         self.pace.observe_prompts(plan.tokens - outputs, elapsed_ns)
         self._metrics.step_ended(elapsed_ns / 1e9, plan.tokens - outputs, outputs)
         state = self.engine.state
