@@ -11,6 +11,7 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -43,6 +44,9 @@ from kvrelay.shared.worker.config import WorkerConfig
 from kvrelay.shared.worker.recording import recording
 from kvrelay.shared.worker.servicer import WorkerServicer
 from kvrelay.shared.worker.session import Machinery, Session
+
+if TYPE_CHECKING:
+    from kvrelay.shared.worker.compute import Compute
 
 log = logging.getLogger(__name__)
 
@@ -110,16 +114,7 @@ class Worker:
         metrics_port, close_metrics = serve_metrics(
             metrics.registry, config.host, config.metrics_port
         )
-        # Heavy imports only now: a setting that cannot work is told within a moment.
-        from kvrelay.shared.worker.compute import ComputeSettings, load_compute
-
-        compute = await asyncio.to_thread(
-            load_compute,
-            facts.source,
-            facts.model,
-            facts.capacity,
-            ComputeSettings(config.kernels, config.compute_threads, facts.tokenizer.vocab_size),
-        )
+        compute = await asyncio.to_thread(computing, facts, config)
         log.info(facts.capacity.describe())
         transport = open_transport(
             config.transport, host=config.host, advertise=config.advertise_host
@@ -270,6 +265,14 @@ class Worker:
             "dtype": config.dtype,
             "version": __version__,
         }
+
+
+def computing(facts: Facts, config: WorkerConfig) -> Compute:
+    """The model, loaded. Heavy imports only now: a setting that cannot work is told at once."""
+    from kvrelay.shared.worker.compute import ComputeSettings, load_compute
+
+    settings = ComputeSettings(config.kernels, config.compute_threads, facts.tokenizer.vocab_size)
+    return load_compute(facts.source, facts.model, facts.capacity, settings)
 
 
 def read_facts(config: WorkerConfig) -> Facts:
