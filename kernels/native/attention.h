@@ -161,14 +161,14 @@ template <class T> struct Attention {
         const int first = group * QUERY_ROWS, rows = rows_of(group);
         const int low = start + first / heads, high = start + (first + rows - 1) / heads;
         if (rows == QUERY_ROWS && sees_all(low, keys) && sees_all(high, keys))
-            for (int r = 0; r < rows; r += W) soften_all(first + r, r, keys);
+            for (int r = 0; r < rows; r += W) soften_all(first + r, r);
         else
             for (int r = 0; r < rows; ++r)
                 soften_one(first + r, r, start + (first + r) / heads, keys);
     }
 
     // W rows that see the whole tile: what is one number per row is computed for all at once.
-    void soften_all(int row, int r, const Keys &) const {
+    void soften_all(int row, int r) const {
         vf most[W];
 #pragma GCC unroll 16
         for (int at = 0; at < W; ++at) {

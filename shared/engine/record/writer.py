@@ -21,7 +21,7 @@ from kvrelay.shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 4096
-"""Turns that wait for the disk at most: some seconds of the busiest engine."""
+"""Turns that wait for the disk at most."""
 
 
 class RecordWriter:
