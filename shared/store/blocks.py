@@ -45,7 +45,7 @@ class BlockLog:
         """Raises `ConfigError`; connects on first use."""
         self._url = url
         self._keys = [keys.worker(incarnation), keys.blocks(incarnation), keys.events(incarnation)]
-        self._client = connect_async(url, TIMEOUT_S, connections=1)
+        self._client = connect_async(url, connections=1)
         self._append = self._client.register_script(script("blocks"))
 
     async def write(self, batch: Batch, snapshot: Snapshot | None) -> Written:
@@ -68,7 +68,7 @@ class BlockReader:
         """Raises `ConfigError`; connects on first use."""
         self._url = url
         self._keys = keys
-        self._client = connect_async(url, BLOCK_MS / 1_000 + TIMEOUT_S, connections=4)
+        self._client = connect_async(url, connections=4)
 
     async def load(self, incarnation: str) -> tuple[Snapshot | None, list[Batch]]:
         """The snapshot and the batches behind it, of one instant. Raises `StoreError`.
@@ -99,7 +99,8 @@ class BlockReader:
         prefix = self._keys.prefix("events")
         streams = {prefix + incarnation: seq for incarnation, seq in positions.items()}
         with mapped_errors(self._url):
-            answer = await self._client.xread(streams, block=BLOCK_MS)  # type: ignore[arg-type]
+            async with asyncio.timeout(BLOCK_MS / 1_000 + TIMEOUT_S):
+                answer = await self._client.xread(streams, block=BLOCK_MS)  # type: ignore[arg-type]
         return [
             (name.decode().removeprefix(prefix), batch_from(*entry))
             for name, entries in cast(list[tuple[bytes, Entries]], answer)

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
-from typing import cast
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import redis
@@ -22,6 +22,8 @@ from redis.retry import Retry
 from kvrelay.shared.errors import ConfigError, StoreError
 
 SCHEMES = ("redis", "rediss", "unix")
+CONNECT_S: Final = 2.0
+"""Also what taking leave of a server may take."""
 
 
 def server_name(url: str) -> str:
@@ -46,17 +48,21 @@ def connect(url: str, timeout_s: float) -> redis.Redis:
         )
 
 
-def connect_async(url: str, timeout_s: float, connections: int) -> redis.asyncio.Redis:
-    """A client for one event loop over at most `connections` sockets. Raises `ConfigError`."""
+def connect_async(url: str, connections: int) -> redis.asyncio.Redis:
+    """A client for one event loop over at most `connections` sockets. Raises `ConfigError`.
+
+    Each call stands in an `asyncio.timeout` of its caller. The library's own way to time a command
+    out is `asyncio.wait_for`, which before Python 3.12 can lose the cancellation of a task.
+    """
     with _reading(url):
         pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             max_connections=connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            timeout=None,
+            socket_connect_timeout=CONNECT_S,
             retry=AsyncRetry(NoBackoff(), 0),
         )
+        pool.connection_kwargs["socket_timeout"] = None  # whatever the URL says
         return redis.asyncio.Redis.from_pool(pool)
 
 

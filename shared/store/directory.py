@@ -52,7 +52,7 @@ class ClusterStore:
         """Raises `ConfigError`; connects on first use."""
         self._url = url
         self._keys = keys
-        self._client = connect_async(url, TIMEOUT_S, CONNECTIONS)
+        self._client = connect_async(url, CONNECTIONS)
         self._snapshot = self._script("snapshot")
         self._assign = self._script("assign")
         self._release = self._script("release")

@@ -93,7 +93,7 @@ class Ledger:
         self._queue: deque[LedgerEvent] = deque()
         self._live: dict[str, LedgerEvent] = {}
         self._work = asyncio.Event()
-        self._client = connect_async(url, TIMEOUT_S, connections=1)
+        self._client = connect_async(url, connections=1)
         self._journal = self._client.register_script(script("journal"))
         self._failures = 0
 
