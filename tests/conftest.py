@@ -1,4 +1,4 @@
-"""For all suites: a test leaves no thread and no child process behind."""
+"""For all suites: a test leaves no thread and no child process behind; who runs beside whom."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import NoReturn
 
 import psutil
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 _JOIN_S = 2.0
 
@@ -47,3 +49,15 @@ def no_vanishing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _children() -> set[psutil.Process]:
     return set(psutil.Process().children())
+
+
+class _Scheduling(LoadFileScheduling):
+    """File by file; all that need the clusters in one process, which starts those once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "tests/integration" if file.startswith("tests/integration/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
+    return _Scheduling(config, log)

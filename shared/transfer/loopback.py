@@ -184,12 +184,14 @@ class LoopbackTransport:
 
     def __init__(self, hub: LoopbackHub, unexpected_bytes: int = 64 * 1024 * 1024) -> None:
         self._hub = hub
+        self._unexpected_bytes = unexpected_bytes
         self._mailbox = Mailbox(unexpected_bytes)
         self._peers: dict[Address, LoopbackPeer] = {}
         self._own: Address | None = None
 
     async def listen(self) -> Address:
         self._own = self._hub.new_address()
+        self._mailbox = Mailbox(self._unexpected_bytes)
         self._hub.mailboxes[self._own] = self._mailbox
         return self._own
 

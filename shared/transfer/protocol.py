@@ -41,7 +41,10 @@ class Transport(Protocol):
     """One per process. All methods are coroutines of the loop that called `listen`."""
 
     async def listen(self) -> Address:
-        """Become reachable; the address goes into the registration record."""
+        """Become reachable; the address goes into the registration record.
+
+        Possible again after `close`, under an address that no transport had before.
+        """
         ...
 
     async def connect(self, to: Address) -> Peer:

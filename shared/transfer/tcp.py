@@ -50,6 +50,7 @@ class TcpTransport:
         self._advertise = _reachable(advertise or host)
         self._port = port
         self._connect_timeout_s = connect_timeout_s
+        self._unexpected_bytes = unexpected_bytes
         self._mailbox = Mailbox(unexpected_bytes)
         self._peers: dict[bytes, TcpPeer] = {}
         self._connections: dict[Connection, TcpPeer | None] = {}
@@ -59,6 +60,7 @@ class TcpTransport:
     async def listen(self) -> Address:
         """Bind. Raises `ConfigError` when the host or port cannot be bound."""
         loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._unexpected_bytes)
         try:
             self._server = await loop.create_server(self._connection, self._host, self._port)
         except OSError as error:

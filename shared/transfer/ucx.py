@@ -268,4 +268,7 @@ def _named(error: Exception | None, transfer: _Transfer) -> TransferError | None
         return None
     if "truncated" in str(error).lower():
         return CorruptFrame(f"tag {transfer.tag:#x}: more than {transfer.view.nbytes} bytes")
+    if "canceled" in str(error).lower() and transfer.peer.alive:
+        # Of a connection before this one: it had begun to arrive when its sender let go of it.
+        return CorruptFrame(f"tag {transfer.tag:#x}: its sender let go of it")
     return PeerLost(f"UCX: {error}")

@@ -22,7 +22,7 @@ from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.engine.policy import POLICIES
 from kvrelay.shared.engine.state import EngineLimits
-from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.errors import ConfigError, KvrelayError
 from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
@@ -85,11 +85,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the worker can be reached."""
+    """Where the process can be reached; each incarnation has a transfer address of its own."""
 
     grpc: str
     metrics: str
-    transfer: Address
+
+
+Describe = Callable[[Incarnation, Address], WorkerRecord]
 
 
 class Worker:
@@ -148,11 +150,10 @@ class Worker:
         ports = Ports(
             f"{config.advertised_host}:{port}",
             f"{config.advertised_host}:{metrics_port}",
-            transfer,
         )
         describe = recorder(facts, config, self._name, fingerprint, ports)
         try:
-            await self._registered(machinery, servicer, describe)
+            await self._registered(machinery, servicer, transfer, describe)
         finally:
             await server.stop(STREAM_GRACE_S)
             await self._session.close()
@@ -164,12 +165,8 @@ class Worker:
     def _watcher(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """What the engine's thread calls when it dies: the process ends, its supervisor knows."""
 
-        def end() -> None:
-            self._status = 1
-            self._stopping.set()
-
         def died() -> None:
-            loop.call_soon_threadsafe(end)
+            loop.call_soon_threadsafe(self._end_with, 1)
 
         return died
 
@@ -192,30 +189,25 @@ class Worker:
         self,
         machinery: Machinery,
         servicer: WorkerServicer,
-        describe: Callable[[Incarnation], WorkerRecord],
+        transfer: Address,
+        describe: Describe,
     ) -> None:
         """Hold the lease until a signal. Everything listens before anyone can learn of it."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._stopping.set)
 
-        async def renew() -> WorkerRecord:
-            log.warning("others gave this worker up while it stood still: it begins anew")
-            assert self._session is not None
-            await self._session.close()
-            self._incarnation = Incarnation(secrets.token_hex(16))
-            self._session = Session(self._incarnation, machinery)
-            servicer.serve(self._session.node)
-            return describe(self._incarnation)
-
         def on_lapsed() -> WorkerRecord:
-            return asyncio.run_coroutine_threadsafe(renew(), loop).result()
+            renewal = self._renew(machinery, servicer, describe)
+            return asyncio.run_coroutine_threadsafe(renewal, loop).result()
+
+        record = describe(self._incarnation, transfer)
 
         presence = Presence(
             self._config.redis_url,
             Keys(self._config.cluster),
             Subject(
-                describe(self._incarnation),
+                record,
                 on_lapsed,
                 lambda: self._session is not None and self._session.check_health(),
                 self._load,
@@ -227,7 +219,6 @@ class Worker:
         gc.freeze()
         gc.enable()
         presence.start()
-        record = describe(self._incarnation)
         announce_ready(
             {
                 "address": record.grpc_address,
@@ -240,6 +231,33 @@ class Worker:
         await self._stopping.wait()
         log.info("stopping")
         await asyncio.to_thread(presence.stop)
+
+    async def _renew(
+        self, machinery: Machinery, servicer: WorkerServicer, describe: Describe
+    ) -> WorkerRecord:
+        """Go on as a newborn that has the weights already.
+
+        The transport starts over too: half of what was on its way when the process stood still was
+        given up at the other end, and would lie in the way of what comes next.
+        """
+        log.warning("others gave this worker up while it stood still: it begins anew")
+        assert self._session is not None
+        await self._session.close()
+        await machinery.transport.close()
+        try:
+            transfer = await machinery.transport.listen()
+        except KvrelayError as error:
+            log.error("%s: this process ends", error)
+            self._end_with(1)
+            raise
+        self._incarnation = Incarnation(secrets.token_hex(16))
+        self._session = Session(self._incarnation, machinery)
+        servicer.serve(self._session.node)
+        return describe(self._incarnation, transfer)
+
+    def _end_with(self, status: int) -> None:
+        self._status = status
+        self._stopping.set()
 
     def _publish_blocks(self) -> None:
         assert self._session is not None
@@ -315,10 +333,10 @@ def recorder(
     name: str,
     fingerprint: Mapping[str, str],
     ports: Ports,
-) -> Callable[[Incarnation], WorkerRecord]:
+) -> Describe:
     """The registration record of any incarnation of this process."""
 
-    def describe(incarnation: Incarnation) -> WorkerRecord:
+    def describe(incarnation: Incarnation, transfer: Address) -> WorkerRecord:
         return WorkerRecord(
             incarnation=incarnation,
             role=config.role,
@@ -326,8 +344,8 @@ def recorder(
             model=config.model,
             grpc_address=ports.grpc,
             metrics_address=ports.metrics,
-            transfer_scheme=ports.transfer.scheme,
-            transfer_address=ports.transfer.value,
+            transfer_scheme=transfer.scheme,
+            transfer_address=transfer.value,
             fingerprint=fingerprint,
             block_size=config.block_size,
             pool_blocks=facts.capacity.blocks,

@@ -117,6 +117,9 @@ class Receiver:
         self._tasks.spawn(self._forget(ref, landing))
 
     async def close(self) -> None:
+        """Peers first: a message that has begun is let go of by its peer's end alone."""
+        for writer in [*self._peers]:
+            await self._drop(writer)
         await self._tasks.cancel()
 
     async def _forget(self, ref: LegRef, landing: Landing) -> None:
@@ -175,6 +178,9 @@ class Receiver:
         if into is not None:
             into.begin()
         begun_ns = time.monotonic_ns()
+        overdue = asyncio.get_running_loop().call_later(
+            BODY_DEADLINE_S + FORGET_GRACE_S, self._cut, writer.incarnation
+        )
         try:
             async with asyncio.timeout(BODY_DEADLINE_S):
                 views = await self._receive(peer, header, into.expect if into else None)
@@ -189,8 +195,13 @@ class Receiver:
                 elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
                 self._arrived(into.expect, header, received, elapsed_s)
         finally:
+            overdue.cancel()
             if into is not None:
                 into.finish()
+
+    def _cut(self, writer: str) -> None:
+        """A body that stopped in the middle holds on to our memory until its peer is dropped."""
+        self._tasks.spawn(self._drop(writer))
 
     def _failed(self, landing: Landing | None, kind: TransferFault, problem: str) -> None:
         self._metrics.transfer_failed(kind)

@@ -14,9 +14,9 @@ import pytest
 
 from kvrelay.shared.errors import ConfigError, PeerLost, TransferError
 from kvrelay.shared.transfer import open as opening
-from kvrelay.shared.transfer.loopback import LoopbackHub
+from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.transfer.open import open_transport
-from kvrelay.shared.transfer.protocol import Address
+from kvrelay.shared.transfer.protocol import Address, Transport
 from kvrelay.shared.transfer.tcp import TcpTransport
 from kvrelay.shared.transfer.ucx import UcxTransport, ucx_environment
 
@@ -74,6 +74,37 @@ async def test_a_closed_transport_leaves_nothing(
     second = await use_and_kill(kind)
     assert held(first | second) == before
     assert before["files in /dev/shm"] == []
+
+
+@pytest.mark.parametrize("kind", ["loopback", "tcp", "ucx-shm", "ucx-tcp"])
+async def test_a_transport_that_starts_over_is_a_new_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that was under way to the old one lies in the way of what the new one is sent."""
+    if kind.startswith("ucx"):
+        pytest.importorskip("ucxx")
+        monkeypatch.setenv("UCX_TLS", "tcp" if kind == "ucx-tcp" else "all")
+    hub = LoopbackHub()
+    transport: Transport = (
+        LoopbackTransport(hub)
+        if kind == "loopback"
+        else open_transport(scheme_of(kind), host="127.0.0.1")
+    )
+    far = await start_far(kind, hub)
+    addresses = set()
+    for seed in range(3):
+        address = await transport.listen()
+        addresses.add(address)
+        here = Here(kind, hub, transport, address, far, None)  # type: ignore[arg-type]
+        peer = await here.meet(far)
+        buffer = bytearray(100_000)
+        await asyncio.gather(here.far_send(1, seed, 100_000), transport.recv(peer, 1, buffer))
+        assert buffer == payload(seed, 100_000)
+        for _ in range(2):
+            await here.far_send(1, 77, 1_000)  # nobody takes them
+        await transport.close()
+    assert len(addresses) == 3
+    await far.stop()
 
 
 async def pair(**settings: int | float) -> tuple[TcpTransport, Address]:

@@ -107,9 +107,12 @@ def oracle() -> Oracle:
     config = read_config(source)
     layout = KVLayout(config.layers, config.kv_heads, config.head_dim, BLOCK_SIZE, "float32")
     capacity = Capacity(layout, BLOCKS, 1600)
-    # Config, weights and tokenizer each parse the file again, for seconds.
+    read = functools.cache(gguf.GGUFReader)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gguf, "GGUFReader", functools.cache(gguf.GGUFReader))
+        # Config, weights and tokenizer each parse the file again, for seconds, and the names of
+        # all tensors are made anew for each module of the model.
+        patch.setattr(gguf, "GGUFReader", lambda path: read(str(path)))
+        patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
         theirs = their_model(path)
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     threads = torch.get_num_threads()

@@ -44,5 +44,4 @@ def test_a_router_that_starts_finds_what_the_workers_hold_after_a_wipe_of_redis_
     until(lambda: asyncio.run(held(split, prompt)) == everywhere, 2.0, "it was told")
     with redis.Redis.from_url(split.redis_url) as client:
         client.flushall()
-    assert asyncio.run(held(split, prompt)) == {}
     until(lambda: asyncio.run(held(split, prompt)) == everywhere, 5.0, "it is told again")

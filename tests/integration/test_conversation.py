@@ -88,6 +88,10 @@ def attempts(stack: Stack) -> dict[str, float]:
     return {name: value for name, value in page.items() if "attempts_total" in name}
 
 
+def local_routes(stack: Stack) -> float:
+    return metrics_at(f"{stack.url}/metrics").get('kvrelay_routes_total{route="local"}', 0)
+
+
 def cached(usage: dict[str, Any]) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
@@ -107,16 +111,24 @@ def test_usage_says_what_was_not_computed(stack: Stack, card: ModelCard) -> None
 def test_a_turn_computes_what_the_last_one_did_not_have(
     split: Stack, unsplit: Stack, card: ModelCard
 ) -> None:
-    """And at most a block more: answers are found again, whoever wrote them."""
+    """And at most a block more: answers are found again, whoever wrote them.
+
+    Who wrote them goes on with them, as long as that is the way to the earliest first token: of a
+    tiny model on a busy machine it need not be.
+    """
     with split.behind("auto", route="auto") as auto:
         for stack in (auto, unsplit):
             chat = Chat(stack, card)
+            kept = 0
             for question in questions("another chat"):
-                known = chat.known
+                known, before = chat.known, local_routes(stack)
                 prompt, usage = chat.turn(question)
-                new = len(prompt) - shared_tokens(known, prompt)
-                assert len(prompt) - cached(usage) <= new + BLOCK
+                if local_routes(stack) > before:
+                    kept += 1
+                    new = len(prompt) - shared_tokens(known, prompt)
+                    assert len(prompt) - cached(usage) <= new + BLOCK
                 until(stack.baseline, 2.0, "the answer is over")
+            assert kept > TURNS / 2
 
 
 @pytest.mark.parametrize("stack", ["split", "unsplit"], indirect=True)

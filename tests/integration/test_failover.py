@@ -53,7 +53,7 @@ def lost(stack: Stack, worker: Process, number: signal.Signals) -> Iterator[None
             worker.start()
         else:
             worker.kill(signal.SIGCONT)
-        until(stack.all_seen, 20.0, "the router sees all workers again")
+        until(stack.all_seen, 10.0, "the router sees all workers again")
 
 
 def retries(stack: Stack) -> float:
@@ -75,7 +75,7 @@ def busy(workers: list[Process]) -> Process:
     return running[0]
 
 
-def varied_requests(tokens: int, seed: str) -> list[dict[str, Any]]:
+def varied_requests(tokens: int, seed: str, answer: int = 120) -> list[dict[str, Any]]:
     """Kinds of requests that the death of a worker cuts in two; another seed, nothing cached."""
     rng = random.Random(f"varied {seed}")
     kinds: tuple[dict[str, Any], ...] = (
@@ -84,7 +84,7 @@ def varied_requests(tokens: int, seed: str) -> list[dict[str, Any]]:
         {"seed": 2, "n": 2},
         {"seed": 3, "min_tokens": 60, "stop": ["e", " "]},
     )
-    base = {"max_tokens": 120, "ignore_eos": True, "stream": True}
+    base = {"max_tokens": answer, "ignore_eos": True, "stream": True}
     return [{**base, "prompt": token_ids(rng, tokens), **kind} for kind in kinds]
 
 
@@ -96,7 +96,7 @@ def ask_all(stack: Stack, requests: list[dict[str, Any]]) -> list[Answer]:
 @pytest.mark.leaks_allowed
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_decode_is_lost_in_mid_answer(tcp: Stack, unsplit: Stack, number: signal.Signals) -> None:
-    requests, before = varied_requests(60, number.name), retries(tcp)
+    requests, before = varied_requests(60, number.name, answer=400), retries(tcp)
     enough = tcp.counted(tcp.decodes, OUTPUTS) + 40
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = [pool.submit(ask, tcp, TEXT, request) for request in requests]
