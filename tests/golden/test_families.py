@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers  # loads its parts when they are named
 from tests.tinymodel import write_tiny_model
-from transformers import AutoModelForCausalLM
 
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.source import resolve_model
@@ -42,7 +42,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, family=name.partition("-")[0], **FAMILIES[name])
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.no_grad():
         expected = oracle(torch.tensor([PROMPT])).logits[0]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 
 import gguf
 import pytest
 import torch
+import transformers  # loads its parts when they are named
 from tests.golden.prompts import Prompt, prompts
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.fetch import default_model_path, is_fetched
@@ -44,9 +44,9 @@ pytestmark = pytest.mark.skipif(
 class Oracle:
     """Both implementations of one model, and its tokenizer."""
 
-    theirs: PreTrainedModel
+    theirs: transformers.PreTrainedModel
     ours: Runner
-    tokenizer: AutoTokenizer
+    tokenizer: transformers.AutoTokenizer
 
     def encode(self, prompt: Prompt) -> list[int]:
         if not prompt.chat:
@@ -114,7 +114,7 @@ def oracle() -> Oracle:
         patch.setattr(gguf, "GGUFReader", lambda path: read(str(path)))
         patch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))
         theirs = their_model(path)
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     threads = torch.get_num_threads()
     settings = ComputeSettings("auto", threads, config.vocab)
     ours = load_compute(source, config, capacity, settings).runner
@@ -122,11 +122,12 @@ def oracle() -> Oracle:
     return Oracle(theirs, ours, tokenizer)
 
 
-def their_model(path: Path) -> PreTrainedModel:
+def their_model(path: Path) -> transformers.PreTrainedModel:
     """`from_pretrained(gguf_file=...)` in its own pieces: the whole of it needs `accelerate`."""
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    loader = import_module("transformers.modeling_gguf_pytorch_utils")
+    tensors = loader.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
     return model
