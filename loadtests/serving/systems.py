@@ -135,7 +135,7 @@ class System:
             return b" 200 " in status
         return False
 
-    def _family(self) -> list[psutil.Process]:
+    def family(self) -> list[psutil.Process]:
         assert self._process is not None
         with suppress(psutil.NoSuchProcess):
             top = psutil.Process(self._process.pid)
@@ -145,7 +145,7 @@ class System:
     def cpu_s(self) -> float:
         """CPU time of all its processes so far."""
         total = 0.0
-        for process in self._family():
+        for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 total += times.user + times.system
@@ -158,7 +158,7 @@ class System:
         """End all its processes: asked first, killed after a while. Idempotent."""
         if self._process is None:
             return
-        family = self._family()
+        family = self.family()
         if self.alive():
             self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
