@@ -57,6 +57,12 @@ class EngineLoop:
         self._inbox: SimpleQueue[Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self._stopping = False
+        self.shared_duty = 1.0
+        """Which part of the time it computes while others compute prompts for it on the same
+        processors: streams that go on at that pace leave them to who is waited for."""
+        self._begun_ns = 0
+        self._outputs_only = False
+        """Of the last step."""
         self.steps = 0
         self.turns = ctypes.c_int64(0)
         """How often it began to work after having had nothing to do; native code reads it too."""
@@ -101,6 +107,7 @@ class EngineLoop:
         while not self._stopping:
             for event in self.drain(wait=idle):
                 out += self.engine.handle(event)
+            out = self._give_way(out)
             plan, planned = self.engine.plan(self.pace.budget(self.engine.state.streams))
             self.perform(out + planned)
             idle = plan is None
@@ -109,7 +116,7 @@ class EngineLoop:
 
     def step(self, plan: Plan) -> list[Instruction]:
         """Compute one plan; a step that raises ends its own legs and no others."""
-        begun_ns = time.monotonic_ns()
+        begun_ns = self._begun_ns = time.monotonic_ns()
         try:
             result = self.runner.run(plan)
         except Exception as error:  # the loop's outer frame: logged, and its legs end
@@ -117,10 +124,31 @@ class EngineLoop:
             return self.engine.fail_step(plan, f"the model step failed: {type(error).__name__}")
         elapsed_ns = time.monotonic_ns() - begun_ns
         self.steps += 1
-        tokens = plan.tokens
-        self.pace.observe(tokens, elapsed_ns, outputs_only=tokens == len(plan.rows))
+        self._outputs_only = plan.tokens == len(plan.rows)
+        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=self._outputs_only)
         self.on_step(plan, elapsed_ns)
         return self.engine.complete(plan, result)
+
+    def _give_way(self, out: list[Instruction]) -> list[Instruction]:
+        """Events are worked on meanwhile, and what they and the last step gave is delivered."""
+        while (left_s := self._way_s()) > 0:
+            self.perform(out)
+            out = []
+            try:
+                event = self._inbox.get(timeout=left_s)
+            except Empty:
+                break
+            if event is not None:
+                out = self.engine.handle(event)
+        return out
+
+    def _way_s(self) -> float:
+        """How long the next step is still to be put off."""
+        state = self.engine.state
+        if not (state.receiving and self._outputs_only) or state.waiting or self._stopping:
+            return 0.0
+        due_ns = self._begun_ns + self.pace.apart_ns(self.shared_duty)
+        return (due_ns - time.monotonic_ns()) / 1e9
 
     def drain(self, *, wait: bool) -> Iterable[Event]:
         """All events that are here; with `wait`, block for the first."""

@@ -70,6 +70,11 @@ class Pace:
         elif tokens >= self.floor_tokens:
             self.steps.observe(tokens, elapsed_ns)
 
+    def apart_ns(self, duty: float) -> float:
+        """From the begin of a step that only decodes to the next, for computing only this part of
+        the time: at most half of what a step may last."""
+        return min(self.output_step_ns / duty, self.target_step_ns / 2) if duty < 1.0 else 0.0
+
     def observe_prompts(self, tokens: int, elapsed_ns: int) -> None:
         """A step that computed so many tokens of prompts, whatever else was in it."""
         if tokens >= self.floor_tokens:

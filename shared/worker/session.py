@@ -38,6 +38,7 @@ class Machinery:
 
     limits: EngineLimits
     target_step_ns: int
+    shared_duty: float
     view: BlockView
     blocks: int
     runner: Runner
@@ -70,6 +71,7 @@ class Session:
         )
         machine, self._close_record = machinery.record(self.engine, self.incarnation)
         self.loop = EngineLoop(machine, machinery.runner, self.pace, self._deliver)
+        self.loop.shared_duty = machinery.shared_duty
         self.loop.on_step = self._on_step
         self.loop.on_death = machinery.on_engine_death
         self._sender = Sender(

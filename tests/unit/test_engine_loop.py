@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
+from itertools import pairwise
+
+import pytest
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.engine import Engine
@@ -111,3 +115,57 @@ def test_a_stop_leaves_nothing_untold() -> None:
     loop.stop()
     tokens = [item.index for item in said if isinstance(item, m.TokenOut)]
     assert tokens == list(range(loop.steps))
+
+
+class TimedRunner(OddRunner):
+    """Steps of 20 ms; notes when each that only decodes begins."""
+
+    def __init__(self) -> None:
+        self.begun_s: list[float] = []
+
+    def run(self, plan: Plan) -> StepResult:
+        if plan.tokens == len(plan.rows):
+            self.begun_s.append(time.monotonic())
+        time.sleep(0.02)
+        return super().run(plan)
+
+
+@pytest.mark.parametrize("duty", [1.0, 0.25])
+def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(duty: float) -> None:
+    """And goes on at once when that has come, and works on events all the while."""
+    said: list[m.Instruction] = []
+    ended = threading.Event()
+    roomy = threading.Event()
+
+    def deliver(out: list[m.Instruction]) -> None:
+        said.extend(out)
+        for item in out:
+            if isinstance(item, m.Ended) and item.ref.leg == "stream":
+                ended.set()
+            if isinstance(item, m.Room):
+                roomy.set()
+
+    limits = EngineLimits(4, 8, 64, 64, 1000, b"test")
+    runner = TimedRunner()
+    loop = EngineLoop(Engine(limits, 32), runner, Pace(64, 4, 10**9), deliver)
+    loop.shared_duty = duty
+    loop.start()
+    try:
+        loop.post(serve("stream", 5, 6, 7, tokens=12))
+        while len(runner.begun_s) < 3:
+            time.sleep(0.001)
+        coming = LegSpec("coming", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9))
+        loop.post(m.Reserve("r", LegRef("coming", 0, 2), coming, "p"))
+        assert roomy.wait(5.0), "the answer waits for no step"
+        reserved = len(runner.begun_s)
+        while len(runner.begun_s) < reserved + 4:
+            time.sleep(0.001)
+        loop.post(m.Cancel(LegRef("coming", 0, 2)))
+        loop.post(m.Forgotten(LegRef("coming", 0, 2)))
+        assert ended.wait(5.0)
+    finally:
+        loop.stop()
+    gaps = [b - a for a, b in pairwise(runner.begun_s)]
+    meanwhile = min(gaps[reserved : reserved + 3])
+    assert (meanwhile > 3 * min(gaps)) == (duty < 1.0)
+    assert min(gaps[-2:]) < 3 * min(gaps)

@@ -62,3 +62,9 @@ def test_a_rate_is_that_of_the_last_tokens_however_many_steps_they_took() -> Non
     assert pace.prefill_tokens_per_s == pytest.approx(1e9 / (0.375 * MS))
     pace.observe_prompts(2048, 512 * MS)
     assert pace.prefill_tokens_per_s == 4000.0
+
+
+def test_streams_that_share_their_processors_compute_only_a_part_of_the_time() -> None:
+    assert measured(200).apart_ns(0.25) == 64 * MS  # steps of 16 ms
+    assert measured(200).apart_ns(0.1) == 100 * MS  # and wait for no more than half a chunk
+    assert measured(200).apart_ns(1.0) == 0.0

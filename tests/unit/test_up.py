@@ -10,12 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from kvrelay.services.deployment import Deployment, UpConfig, child_env, worker_configs
+from kvrelay.services.deployment import (
+    SHARED_DUTY,
+    Deployment,
+    UpConfig,
+    child_env,
+    worker_configs,
+)
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.up import check_port_free
 from kvrelay.shared.errors import ConfigError
@@ -208,6 +215,17 @@ def test_workers_differ_in_role_and_name_and_share_no_port() -> None:
 def test_unsplit_is_one_worker_that_does_both() -> None:
     configs = worker_configs(deployment(UpConfig(prefill=3, unsplit=True)))
     assert [(c.role, c.name) for c in configs] == [(Role.BOTH, "both-0")]
+
+
+def test_decode_workers_give_way_to_prompts_where_they_share_processors() -> None:
+    def duties(**worker: object) -> list[float]:
+        some = deployment(UpConfig())
+        pattern = WorkerConfig.model_validate({"model": "m", **worker})
+        return [each.shared_duty for each in worker_configs(replace(some, worker=pattern))]
+
+    assert duties() == [1.0, SHARED_DUTY]
+    assert duties(shared_duty=0.5) == [0.5, 0.5]
+    assert duties(cpu_affinity="0") == [1.0, 1.0]
 
 
 def test_a_part_sees_its_own_settings_and_no_others() -> None:
