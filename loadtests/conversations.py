@@ -80,7 +80,6 @@ class Client:
         left = len(talk.known) // BLOCK
         found.left_blocks += left
         found.found_blocks += min(cached // BLOCK, left)
-        # The last token of an answer was sampled and not computed: nobody holds it.
         text = self.tokenizer.encode(answer["choices"][0]["text"], False)
         talk.known, talk.turns = [*prompt, *text], talk.turns + 1
 
@@ -94,9 +93,7 @@ class Client:
                 await asyncio.sleep(rng.uniform(0, THINK_S))
                 await self.turn(talk, found)
 
-        async with asyncio.TaskGroup() as group:
-            for number, talk in enumerate(talks):
-                group.create_task(one(number, talk))
+        await asyncio.gather(*(one(number, talk) for number, talk in enumerate(talks)))
         return found
 
     def parts(self, role: str) -> list[psutil.Process]:
@@ -115,9 +112,12 @@ class Client:
 
     async def wait_ready(self, workers: int) -> None:
         """Until the router serves and sees so many workers."""
-        async with asyncio.timeout(READY_S):
-            while not await self._sees(workers):  # noqa: ASYNC110 - another process
-                await asyncio.sleep(0.1)
+        try:
+            async with asyncio.timeout(READY_S):
+                while not await self._sees(workers):  # noqa: ASYNC110 - another process
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise SystemFailed(f"no router that sees {workers} workers in {READY_S:g} s") from None
 
     async def _sees(self, workers: int) -> bool:
         try:
@@ -142,9 +142,9 @@ async def measure(given: argparse.Namespace, table: Table) -> bool:
     talks = [Conversation() for _ in range(given.conversations)]
     good = True
 
-    def row(part: str, found: Found, rest: str) -> None:
+    def row(part: str, found: Found, rest: str, bar: float = REUSE_BAR) -> None:
         nonlocal good
-        good &= found.share >= REUSE_BAR
+        good &= found.share >= bar
         counts = f"{found.found_blocks:,} of {found.left_blocks:,}"
         table.add_row(part, counts, f"{found.share:.1%}", rest)
 
@@ -175,9 +175,7 @@ async def measure(given: argparse.Namespace, table: Table) -> bool:
             found = await client.converse(talks, 1, f"{given.seed} c")
             sent_astray = await client.retries() - retries
             good &= sent_astray == 0
-            counts = f"{found.found_blocks:,} of {found.left_blocks:,}"
-            rest = f"killed; {sent_astray:.0f} attempts went astray"
-            table.add_row("after a decode worker", counts, f"{found.share:.1%}", rest)
+            row("after a decode worker", found, f"killed; {sent_astray:.0f} attempts astray", bar=0)
     finally:
         system.stop()
     return good

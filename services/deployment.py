@@ -52,18 +52,15 @@ class Deployment:
 def worker_configs(deployment: Deployment) -> list[WorkerConfig]:
     """One per worker: ports are chosen by the system, so equal settings cannot collide."""
     up, pattern = deployment.up, deployment.worker
-    shared: dict[Role, dict[str, object]] = {}
-    if not pattern.cpu_affinity and "shared_duty" not in pattern.model_fields_set:
-        shared[Role.DECODE] = {"shared_duty": SHARED_DUTY}
+    duty = pattern.shared_duty if "shared_duty" in pattern.model_fields_set else SHARED_DUTY
+    given = {Role.DECODE: {"shared_duty": duty}}  # one affinity for all: they share processors
     counts = {Role.PREFILL: up.prefill, Role.DECODE: up.decode}
     if up.unsplit:
         counts = {Role.BOTH: 1}
     return [
         pattern.model_copy(
-            update={
-                **{"role": role, "name": f"{role.value}-{i}", "port": 0, "metrics_port": 0},
-                **shared.get(role, {}),
-            }
+            update={"role": role, "name": f"{role.value}-{i}", "port": 0, "metrics_port": 0}
+            | given.get(role, {})
         )
         for role, count in counts.items()
         for i in range(count)

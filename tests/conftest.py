@@ -59,5 +59,6 @@ class _Scheduling(LoadFileScheduling):
         return "tests/integration" if file.startswith("tests/integration/") else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
-    return _Scheduling(config, log)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling | None:
+    return _Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.3
+APART_MOST_NS = 100_000_000
+"""A quarter of the time after which an engine that makes no progress counts as stuck."""
 WINDOW_TOKENS = 1024
 """A mean over tokens forgets what is longer ago than about so many."""
 
@@ -72,8 +74,9 @@ class Pace:
 
     def apart_ns(self, duty: float) -> float:
         """From the begin of a step that only decodes to the next, for computing only this part of
-        the time: at most half of what a step may last."""
-        return min(self.output_step_ns / duty, self.target_step_ns / 2) if duty < 1.0 else 0.0
+        the time: at most half of what a step may last, and never so long that it seems stuck."""
+        most_ns = min(self.target_step_ns / 2, APART_MOST_NS)
+        return min(self.output_step_ns / duty, most_ns) if duty < 1.0 else 0.0
 
     def observe_prompts(self, tokens: int, elapsed_ns: int) -> None:
         """A step that computed so many tokens of prompts, whatever else was in it."""

@@ -47,8 +47,8 @@ class WorkerConfig(Settings):
     made as small as that needs, down to one block. It bounds the gap between a stream's tokens."""
     shared_duty: Annotated[float, Field(ge=0.05, le=1.0)] = 1.0
     """Of a decode worker: which part of the time it computes while prompts are computed for it on
-    the same processors, but two steps in `target_step_ms` at least. `kvrelay up` sets it where
-    workers share them; 1 is for workers with processors of their own."""
+    the same processors, but two steps in `target_step_ms` and ten in a second at least. `kvrelay
+    up` sets it, where workers share them; 1 is for workers with processors of their own."""
     scheduling_policy: Literal["fcfs", "priority", "shortest-uncached-first"] = "fcfs"
     """Which waiting request starts first; each policy lets what waits long enough go before."""
     kv_cache_memory_bytes: Annotated[

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvrelay.shared.engine.messages import ChunkArrived, Expect, Forgotten, RelayFailed
@@ -178,12 +179,10 @@ class Receiver:
         if into is not None:
             into.begin()
         begun_ns = time.monotonic_ns()
-        overdue = asyncio.get_running_loop().call_later(
-            BODY_DEADLINE_S + FORGET_GRACE_S, self._cut, writer.incarnation
-        )
         try:
-            async with asyncio.timeout(BODY_DEADLINE_S):
-                views = await self._receive(peer, header, into.expect if into else None)
+            with self._cut_later(writer.incarnation):
+                async with asyncio.timeout(BODY_DEADLINE_S):
+                    views = await self._receive(peer, header, into.expect if into else None)
             received = await asyncio.to_thread(checksum, views) if into else 0
         except CorruptFrame as error:
             self._failed(into, TransferFault.CORRUPT, str(error))
@@ -195,13 +194,19 @@ class Receiver:
                 elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
                 self._arrived(into.expect, header, received, elapsed_s)
         finally:
-            overdue.cancel()
             if into is not None:
                 into.finish()
 
-    def _cut(self, writer: str) -> None:
+    @contextmanager
+    def _cut_later(self, writer: str) -> Iterator[None]:
         """A body that stopped in the middle holds on to our memory until its peer is dropped."""
-        self._tasks.spawn(self._drop(writer))
+        timer = asyncio.get_running_loop().call_later(
+            BODY_DEADLINE_S + FORGET_GRACE_S, lambda: self._tasks.spawn(self._drop(writer))
+        )
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _failed(self, landing: Landing | None, kind: TransferFault, problem: str) -> None:
         self._metrics.transfer_failed(kind)

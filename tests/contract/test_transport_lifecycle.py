@@ -16,7 +16,7 @@ from kvrelay.shared.errors import ConfigError, PeerLost, TransferError
 from kvrelay.shared.transfer import open as opening
 from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.transfer.open import open_transport
-from kvrelay.shared.transfer.protocol import Address, Transport
+from kvrelay.shared.transfer.protocol import Address, Peer, Transport
 from kvrelay.shared.transfer.tcp import TcpTransport
 from kvrelay.shared.transfer.ucx import UcxTransport, ucx_environment
 
@@ -36,17 +36,22 @@ def held(pids: set[int]) -> dict[str, object]:
     }
 
 
+async def met(here: Here, seed: int) -> Peer:
+    """The far end, which has sent a message under tag 1 that arrived."""
+    peer, buffer = await here.meet(here.far), bytearray(100_000)
+    await asyncio.gather(here.far_send(1, seed, 100_000), here.transport.recv(peer, 1, buffer))
+    assert buffer == payload(seed, 100_000)
+    return peer
+
+
 async def use_and_kill(kind: str) -> set[int]:
     """One transport's life: a peer, a message, the peer killed, the end. Returns whose it was."""
     transport = open_transport(scheme_of(kind), host="127.0.0.1")
     address = await transport.listen()
     far = await start_far(kind, LoopbackHub())
     here = Here(kind, LoopbackHub(), transport, address, far, None)  # type: ignore[arg-type]
-    peer = await here.meet(far)
-    buffer = bytearray(100_000)
-    await asyncio.gather(here.far_send(1, 4, 100_000), transport.recv(peer, 1, buffer))
-    assert buffer == payload(4, 100_000)
-    waiting = asyncio.ensure_future(transport.recv(peer, 2, buffer))
+    peer = await met(here, seed=4)
+    waiting = asyncio.ensure_future(transport.recv(peer, 2, bytearray(100_000)))
     await asyncio.sleep(0)
     far.signal(signal.SIGKILL)
     assert far.process is not None
@@ -96,10 +101,7 @@ async def test_a_transport_that_starts_over_is_a_new_one(
         address = await transport.listen()
         addresses.add(address)
         here = Here(kind, hub, transport, address, far, None)  # type: ignore[arg-type]
-        peer = await here.meet(far)
-        buffer = bytearray(100_000)
-        await asyncio.gather(here.far_send(1, seed, 100_000), transport.recv(peer, 1, buffer))
-        assert buffer == payload(seed, 100_000)
+        await met(here, seed)
         for _ in range(2):
             await here.far_send(1, 77, 1_000)  # nobody takes them
         await transport.close()

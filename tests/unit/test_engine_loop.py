@@ -7,6 +7,7 @@ import time
 from itertools import pairwise
 
 import pytest
+from tests.stack import until
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.engine import Engine
@@ -132,13 +133,11 @@ class TimedRunner(OddRunner):
 
 @pytest.mark.parametrize("duty", [1.0, 0.25])
 def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(duty: float) -> None:
-    """And goes on at once when that has come, and works on events all the while."""
-    said: list[m.Instruction] = []
+    """And goes on at once when nothing comes any more, and works on events all the while."""
     ended = threading.Event()
     roomy = threading.Event()
 
     def deliver(out: list[m.Instruction]) -> None:
-        said.extend(out)
         for item in out:
             if isinstance(item, m.Ended) and item.ref.leg == "stream":
                 ended.set()
@@ -152,14 +151,12 @@ def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(dut
     loop.start()
     try:
         loop.post(serve("stream", 5, 6, 7, tokens=12))
-        while len(runner.begun_s) < 3:
-            time.sleep(0.001)
+        until(lambda: len(runner.begun_s) >= 3, 5.0, "it streams")
         coming = LegSpec("coming", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9))
         loop.post(m.Reserve("r", LegRef("coming", 0, 2), coming, "p"))
         assert roomy.wait(5.0), "the answer waits for no step"
         reserved = len(runner.begun_s)
-        while len(runner.begun_s) < reserved + 4:
-            time.sleep(0.001)
+        until(lambda: len(runner.begun_s) >= reserved + 4, 5.0, "it goes on")
         loop.post(m.Cancel(LegRef("coming", 0, 2)))
         loop.post(m.Forgotten(LegRef("coming", 0, 2)))
         assert ended.wait(5.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.shared.engine.pace import Pace
+from kvrelay.shared.engine.pace import APART_MOST_NS, Pace
+from kvrelay.shared.worker.health import STALL_NS
 
 MS = 1_000_000
 
@@ -68,3 +69,4 @@ def test_streams_that_share_their_processors_compute_only_a_part_of_the_time() -
     assert measured(200).apart_ns(0.25) == 64 * MS  # steps of 16 ms
     assert measured(200).apart_ns(0.1) == 100 * MS  # and wait for no more than half a chunk
     assert measured(200).apart_ns(1.0) == 0.0
+    assert measured(2000).apart_ns(0.05) == APART_MOST_NS < STALL_NS / 2

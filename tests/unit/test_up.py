@@ -225,7 +225,7 @@ def test_decode_workers_give_way_to_prompts_where_they_share_processors() -> Non
 
     assert duties() == [1.0, SHARED_DUTY]
     assert duties(shared_duty=0.5) == [0.5, 0.5]
-    assert duties(cpu_affinity="0") == [1.0, 1.0]
+    assert duties(cpu_affinity="0") == [1.0, SHARED_DUTY]
 
 
 def test_a_part_sees_its_own_settings_and_no_others() -> None:
