@@ -138,6 +138,7 @@ class LoopbackHub:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()  # what had ended before left no turn to say so
 
     def carry(self, message: Message) -> None:
         """Take a message; it arrives when its fate says so."""

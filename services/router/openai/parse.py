@@ -25,6 +25,11 @@ Body = TypeVar("Body", bound=Sampled)
 MAX_SEPARATORS = 1 << 20
 """Each may stand for a JSON value, which in memory is many times larger than in the body."""
 
+MAX_DEPTH = 100
+"""Of lists and objects in each other: a bound of ours, as Python's own differs by version."""
+
+_TOO_DEEP = f"The body is nested too deep: lists and objects may stand {MAX_DEPTH} levels deep"
+
 
 def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
     """Raises `RequestError`: status 400, `param` names the field."""
@@ -55,14 +60,31 @@ def _object(body: bytes | bytearray) -> dict[str, Any]:
     except UnicodeError as error:
         raise RequestError(f"The body is not valid Unicode text: {error}") from error
     except RecursionError as error:
-        raise RequestError("The body is not usable JSON: it is nested too deep") from error
+        raise RequestError(_TOO_DEEP) from error
     except json.JSONDecodeError as error:
         raise RequestError(f"The body is not valid JSON: {error}") from error
     except ValueError as error:
         raise RequestError("The body has a number with too many digits") from error
     if not isinstance(value, dict):
         raise RequestError(f"The body must be a JSON object, not {kind_of(value)}")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(value, MAX_DEPTH):
+        raise RequestError(_TOO_DEEP)
     return value
+
+
+def _is_deeper(value: dict[str, Any] | list[Any], levels: int) -> bool:
+    """Whether lists and objects stand in each other more than so many levels deep."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(levels):
+        if not level:
+            return False
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(level)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

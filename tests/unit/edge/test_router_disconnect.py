@@ -219,7 +219,7 @@ async def test_a_client_that_sends_all_of_a_large_body_first_still_reads_its_413
         else:
             writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
-        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 413 ")
         assert b"larger than 8388608 bytes" in await reader.readuntil(b"}}")
     assert await answers(port, cluster)
 

@@ -141,6 +141,7 @@ BODIES: list[tuple[bytes, str]] = [
     (b'{"model": "tiny", "model": "tiny"}', "names the field 'model' twice"),
     (b"[" * 100_000, "nested too deep"),
     (b'{"a":' * 5_000 + b"1" + b"}" * 5_000, "nested too deep"),
+    (b'{"a":' + b"[" * 100 + b"]" * 100 + b"}", "may stand 100 levels deep"),
     (b'{"seed": ' + b"1" * 1_000_000 + b"}", "a number with too many digits"),
     (b'{"model": "\xff"}', "not valid Unicode text"),
     (b'{"model": "\xed\xa0\x80"}', "not valid Unicode text"),
@@ -212,6 +213,15 @@ async def test_a_body_that_cannot_be_read_is_a_400(
     )
     assert error_of(response) == (400, "invalid_request_error", None, None)
     assert words in response.json()["error"]["message"]
+
+
+async def test_a_body_with_all_the_levels_that_it_may_have_is_read(
+    client: httpx.AsyncClient,
+) -> None:
+    body = b'{"model": "tiny", "prompt": "hi", "a":' + b"[" * 99 + b"]" * 99 + b"}"
+    kind = {"content-type": "application/json"}
+    response = await client.post(COMPLETIONS, content=body, headers=kind)
+    assert error_of(response) == (400, "invalid_request_error", UNSUPPORTED, "a")
 
 
 async def test_a_proper_surrogate_pair_is_a_character(
