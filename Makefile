@@ -44,7 +44,7 @@ format: $(STAMP) ## what ruff can do by itself
 	$(BIN)/ruff format .
 
 types: $(STAMP) ## mypy, strict
-	$(BIN)/mypy -p kvrelay
+	$(BIN)/mypy -p kvrelay -p loadtests
 
 imports: $(STAMP) ## who may import whom
 	$(BIN)/lint-imports
