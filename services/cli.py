@@ -69,7 +69,13 @@ def kvrelay(
 
 
 @app.command("up")
-@with_flags(UpConfig, RouterConfig, WorkerConfig, without=("role", "name", "metrics_port"))
+@with_flags(
+    UpConfig,
+    RouterConfig,
+    WorkerConfig,
+    without=("role", "name", "metrics_port"),
+    unset={"redis_url": "a Valkey of its own"},
+)
 def up(flags: dict[str, object]) -> None:
     """Start all parts on this machine and keep them running until Ctrl-C.
 
@@ -253,13 +259,16 @@ def check_model(model: str) -> None:
 
 
 def check_worker(config: WorkerConfig) -> None:
-    """Raise now, in the person's words, what every worker would say after its start."""
-    if not Path(config.model).exists():
-        return  # a hub id: the workers fetch it
+    """Raise now, in the person's words, what every worker would say after its start.
+
+    A hub id is fetched here, once for all of them.
+    """
     from kvrelay.shared.checkpoint.config import read_config
     from kvrelay.shared.checkpoint.source import resolve_model
+    from kvrelay.shared.worker.affinity import check_cpus, parse_cpus
     from kvrelay.shared.worker.capacity import worker_capacity
 
+    check_cpus(parse_cpus(config.cpu_affinity))
     try:
         model = read_config(resolve_model(config.model))
     except ModelError as error:

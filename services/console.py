@@ -15,7 +15,6 @@ from rich.progress import (
     TextColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from kvrelay.services.supervisor import Part
 from kvrelay.shared.checkpoint.fetch import Progress as Report
@@ -45,22 +44,24 @@ def byte_progress(console: Console) -> Iterator[Report]:
     try:
         yield report
     finally:
-        bars.stop()
+        if bars.live.is_started:  # else it would print an empty line
+            bars.stop()
 
 
 def show_parts(console: Console, parts: Sequence[Part]) -> None:
     """One line per part: role, name, address, process, and what it says about itself."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for part in parts:
-        more = [f"{v}" if k == "detail" else f"{k} {v}" for k, v in part.detail.items()]
-        table.add_row(
-            part.spec.role,
-            part.spec.name,
-            str(part.detail.get("address", "")),
-            f"pid {part.pid}",
-            ", ".join(m for m in more if not m.startswith("address ")),
-        )
-    console.print(table, highlight=False)
+    rows = [_cells(part) for part in parts]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _cells(part: Part) -> tuple[str, ...]:
+    more = [f"{v}" if k == "detail" else f"{k} {v}" for k, v in part.detail.items()]
+    address = str(part.detail.get("address", ""))
+    shown = ", ".join(m for m in more if not m.startswith("address "))
+    return part.spec.role, part.spec.name, address, f"pid {part.pid}", shown
 
 
 def show_ready(console: Console, url: str, model: str, took_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -24,15 +24,18 @@ _CONFIG = inspect.Parameter(
 
 
 def with_flags(
-    *models: type[Settings], without: tuple[str, ...] = ()
+    *models: type[Settings],
+    without: tuple[str, ...] = (),
+    unset: Mapping[str, str] = {},
 ) -> Callable[[Body], Callable[..., None]]:
     """Give a command one flag per setting of `models`; it receives what was given, by field name.
 
-    Values stay text: `kvrelay.shared.config.resolve` understands them, whatever they came from.
+    `unset`: in the command's own words, what it does without a setting. Values stay text:
+    `kvrelay.shared.config.resolve` understands them, whatever they came from.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
-        parameters = [*_parameters(models, without), _CONFIG]
+        parameters = [*_parameters(models, without, unset), _CONFIG]
 
         def command(**flags: Any) -> None:
             given = {name: value for name, value in flags.items() if value not in (None, [], ())}
@@ -48,23 +51,29 @@ def with_flags(
 
 
 def _parameters(
-    models: tuple[type[Settings], ...], without: tuple[str, ...]
+    models: tuple[type[Settings], ...], without: tuple[str, ...], unset: Mapping[str, str]
 ) -> Iterator[inspect.Parameter]:
     seen = set(without)
     for model in models:
         for name, (setting, variable) in model.names().items():
             if name not in seen:
                 seen.add(name)
-                option = _option(model.model_fields[name], setting, variable, model.table)
+                info = model.model_fields[name]
+                known = unset.get(name) or _default(info)
+                option = _option(info, setting, variable, model.table, known)
                 yield inspect.Parameter(
                     name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option
                 )
 
 
-def _option(info: FieldInfo, setting: str, variable: str, panel: str) -> Any:
-    flag, default = "--" + setting.replace("_", "-"), info.default
-    known = "" if info.is_required() or default in (None, (), "") else f" [default: {default}]"
-    text = f"{info.description}{known.replace('[', chr(92) + '[')} [dim]{variable}[/dim]"
+def _default(info: FieldInfo) -> str:
+    return "" if info.is_required() or info.default in (None, (), "") else f"{info.default}"
+
+
+def _option(info: FieldInfo, setting: str, variable: str, panel: str, default: str) -> Any:
+    flag = "--" + setting.replace("_", "-")
+    known = f" \\[default: {default}]" if default else ""
+    text = f"{info.description}{known} [dim]{variable}[/dim]"
     metavar = None if info.annotation is bool else setting.rsplit("_", 1)[-1].upper()
     option = typer.Option(
         flag, help=text, metavar=metavar, show_default=False, rich_help_panel=f"Settings: {panel}"

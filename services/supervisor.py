@@ -86,6 +86,9 @@ class Part:
         read_fd, write_fd = os.pipe()
         try:
             self._process = process = await self._spawn(write_fd)
+        except OSError as error:
+            os.close(read_fd)
+            raise PartFailed(f"{self.spec.name} could not be started: {error}") from error
         except BaseException:
             os.close(read_fd)
             raise
@@ -170,6 +173,7 @@ class Part:
     def _open_log(self) -> IO[bytes] | None:
         if self.spec.log is None:
             return None
+        self.spec.log.parent.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         log = self.spec.log.open("ab")
         self._log_start_bytes = log.tell()
         return log
@@ -203,9 +207,12 @@ class Part:
     def _log_lines(self) -> list[str]:
         if self.spec.log is None:
             return []
-        with self.spec.log.open("rb") as log:
-            log.seek(self._log_start_bytes)
-            text = log.read().decode(errors="replace")
+        try:
+            with self.spec.log.open("rb") as log:
+                log.seek(self._log_start_bytes)
+                text = log.read().decode(errors="replace")
+        except FileNotFoundError:
+            return []
         return [line for line in text.splitlines() if line.strip()]
 
     def _tail(self) -> str:

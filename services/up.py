@@ -7,11 +7,10 @@ store (embedded Valkey, unless --redis)  ->  workers and router  ->  ready, prin
 from __future__ import annotations
 
 import asyncio
-import errno
+import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,13 +21,14 @@ from rich.console import Console
 
 from kvrelay.services.console import show_parts, show_ready
 from kvrelay.services.deployment import Deployment, child_env, worker_configs
-from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.supervisor import Part, PartFailed, PartSpec
 from kvrelay.services.valkey import EmbeddedValkey, free_port, server_binary
 from kvrelay.shared.checkpoint.fetch import cache_dir
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.config import Settings
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.ports import check_listen
+from kvrelay.shared.store.connection import check_store
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WILDCARDS
 
@@ -50,31 +50,13 @@ def run(
     Raises `ConfigError` before anything is started when a setting cannot work, and the first
     `KvrelayError` of a part that does not get ready.
     """
-    check_port_free(deployment.router)
+    check_listen(deployment.router.host, deployment.router.port)
+    if deployment.external_redis:
+        check_store(deployment.router.redis_url)
     status = asyncio.run(_Run(deployment, console, program).until_stopped())
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # all is stopped: one more would spoil the end
     return status
-
-
-def check_port_free(router: RouterConfig) -> None:
-    """Raise `ConfigError` if the router's port cannot be listened on."""
-    try:
-        [(family, kind, *_, address), *_] = socket.getaddrinfo(
-            router.host, router.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-    except socket.gaierror as error:
-        raise ConfigError(f"host is {router.host!r}: {error.strerror}") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port is {router.port}: another program listens there on {router.host}; "
-                "choose another with --port"
-            ) from error
-        raise ConfigError(f"port is {router.port} on {router.host}: {error.strerror}") from error
 
 
 def run_folder() -> Path:
@@ -86,8 +68,15 @@ def run_folder() -> Path:
     except OSError as error:
         raise ConfigError(f"KVRELAY_CACHE_DIR: cannot keep logs in {folder}: {error}") from error
     for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)  # another run may be doing the same
+        if not _runs_still(old):
+            shutil.rmtree(old, ignore_errors=True)  # another run may be doing the same
     return folder
+
+
+def _runs_still(folder: Path) -> bool:
+    """Whether the process that a folder of logs is named after is there."""
+    pid = folder.name.rpartition("-")[2]
+    return pid.isdecimal() and Path("/proc", pid).exists()
 
 
 class _Run:
@@ -196,21 +185,20 @@ class _Run:
             await asyncio.gather(*starts, return_exceptions=True)
 
     async def _answering(self) -> str:
-        """The router's URL once `/ready` says yes: it has found workers that can serve."""
+        """The router's URL once `/ready` says so: it has found workers of all kinds."""
         address = str(self._router.detail["address"]).removeprefix("http://").rstrip("/")
         host, _, port = address.rpartition(":")
         host = "127.0.0.1" if host in WILDCARDS else host.strip("[]")
-        answer = ""
+        said = {"reason": "no answer"}
         try:
             async with asyncio.timeout(self._up.ready_s):
-                while True:
-                    answer = await _http_get(host, int(port), "/ready")
-                    if " 200 " in answer.split("\r\n", 1)[0]:
-                        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+                while said.get("status") != "ready":
                     await asyncio.sleep(0.05)
+                    said = await _get_json(host, int(port), "/ready") or said
         except TimeoutError:
-            reason = answer.rpartition("\r\n\r\n")[2] or "no answer"
-            raise PartFailed(f"the router did not get ready: {reason}") from None
+            logs = f"; the logs are in {self._logs}" if self._logs else ""
+            raise PartFailed(f"the router did not get ready: {said['reason']}{logs}") from None
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _stop(self) -> None:
         """The router first, so that it can end its answers; the store last, for the leases."""
@@ -236,16 +224,18 @@ class _Run:
                 os.dup2(nobody.fileno(), self._console.file.fileno())
 
 
-async def _http_get(host: str, port: int, path: str) -> str:
-    """The whole answer as text; empty when there is none."""
+async def _get_json(host: str, port: int, path: str) -> dict[str, str] | None:
+    """The object in the answer's body; None when there is no answer."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
-        return ""
+        return None
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        return (await reader.read()).decode(errors="replace")
+        _, _, body = (await reader.read()).partition(b"\r\n\r\n")
     except OSError:
-        return ""
+        return None
     finally:
         writer.close()
+    found: dict[str, str] | None = json.loads(body) if body else None
+    return found

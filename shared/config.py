@@ -231,6 +231,8 @@ def _config_error(
     if first["type"] == "missing":
         flag = "--" + setting.replace("_", "-")
         return ConfigError(f"{flag} (or {variable}, or {setting} in the file) is required")
+    if first["type"] == "byte_size":
+        message = "Not a number of bytes, like 536870912 or 512MiB"
     said = origins[name] if origins[name] != "default" else setting
     value = masked(first["input"])
     if _LINK_VALUE.match(value) and origins[name] == variable:

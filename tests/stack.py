@@ -206,7 +206,7 @@ class Stack:
 
     def ready(self) -> bool:
         try:
-            return self.http.get(f"{self.url}/ready", timeout=2).status_code == 200
+            return self.http.get(f"{self.url}/ready", timeout=2).json()["status"] == "ready"
         except httpx.HTTPError:
             return False
 

@@ -50,6 +50,9 @@ from kvrelay.shared.types import Incarnation, Role
 
 log = logging.getLogger(__name__)
 
+FIRST_VIEW_S = 2.0
+"""A worker that is registered and does not answer delays a router's start by no more."""
+
 
 def run(config: RouterConfig) -> int:
     """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
@@ -152,12 +155,14 @@ async def run_until_signal(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, on_signal)
     parts.presence.start()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
     background = [
         asyncio.create_task(parts.membership.run()),
         asyncio.create_task(parts.directory.run()),
         asyncio.create_task(parts.ledger.run()),
     ]
+    # Who connects meanwhile waits in the listener's queue: the first answer knows the workers.
+    await first_of(parts.membership.first_view(), stopping.wait(), asyncio.sleep(FIRST_VIEW_S))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]
     gc.collect()
     gc.freeze()  # what a router is made of never ends: no collection need look at it

@@ -300,9 +300,11 @@ class LegMachine:
         return worker in ends
 
     def _lost_half(self, worker: str) -> AttemptCause:
-        if self._decode is not None and worker == self._decode.incarnation:
-            return AttemptCause.DECODE_LOST
-        return AttemptCause.PREFILL_LOST
+        if self._decode is None:  # one worker for both: what it was at
+            decodes = self.stage is Stage.DECODING
+        else:
+            decodes = worker == self._decode.incarnation
+        return AttemptCause.DECODE_LOST if decodes else AttemptCause.PREFILL_LOST
 
     def _end_cause(self, worker: str) -> AttemptCause:
         if self.stage is Stage.DECODING or self._decode is None:

@@ -26,6 +26,7 @@ from kvrelay.services.router.choreography import (
     WorkerEnd,
     event_ref,
 )
+from kvrelay.services.router.generation import Readiness
 from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
@@ -94,9 +95,9 @@ class Dispatcher:
 
     # ---- for the HTTP edge -------------------------------------------------------------------
 
-    def ready(self) -> tuple[bool, str]:
+    def readiness(self) -> Readiness:
         if self.draining:
-            return False, "shutting down"
+            return Readiness(False, "shutting down")
         return policy.readiness(self._roster.live())
 
     def generate(self, request: ValidRequest) -> RunningRequest:
@@ -104,7 +105,7 @@ class Dispatcher:
         if self.draining:
             raise Unavailable("the server is shutting down")
         if not policy.candidates(self._roster.live(), frozenset()):
-            raise Unavailable(self.ready()[1])
+            raise Unavailable(self.readiness().missing)
         self._admission.enter(len(request.legs))
         self._roster.look()
         watch = self._observer.begin(request)

@@ -46,11 +46,17 @@ class Generation(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    serves: bool
+    """Whether a request would be answered now."""
+    missing: str
+    """What it lacks to be answered as it is meant to be; empty for nothing."""
+
+
 class Cluster(Protocol):
     """What the HTTP edge needs from the rest of the router."""
 
     def generate(self, request: ValidRequest) -> Generation: ...
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether a request could be served now, and if not, why."""
-        ...
+    def readiness(self) -> Readiness: ...

@@ -4,6 +4,7 @@
   which a second request was sent ahead of time and then never learns that it was closed. Here the
   first request is answered, what was sent ahead is dropped, and the connection closes.
 - A connection that does not finish a request's head within `HEAD_S` is closed.
+- A request that offers to go on in another protocol is served in this one, with its body.
 - An idle server sleeps: uvicorn's own loop wakes ten times a second.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from email.utils import formatdate
 
+import httptools
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -39,8 +41,31 @@ class RouterProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self._ahead:
-            super().data_received(data)
+        if self._ahead:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            (end_of_head,) = upgrade.args
+            self._no_upgrade(data[end_of_head:])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _no_upgrade(self, rest: bytes) -> None:
+        """A client offers another protocol; it is not taken up, and then a body is one (RFC 9110,
+        7.8). The parser believes that the request has ended: another one reads on behind a head
+        that says the same of the body."""
+        if not (framing := self._framing()) or self.cycle is None:
+            return
+        self.cycle.keep_alive = False
+        self.parser = httptools.HttpRequestParser(_Body(self))
+        self.data_received(b"POST / HTTP/1.1\r\n" + framing + b"\r\n" + rest)
+
+    def _framing(self) -> bytes:
+        names = (b"content-length", b"transfer-encoding")
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in names]
+        return b"".join(lines)
 
     def send_400_response(self, msg: str) -> None:
         if not self._ahead:
@@ -76,7 +101,7 @@ class RouterProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._ahead:
+        if not self._ahead and not (self.parser.should_upgrade() and self._framing()):
             super().on_message_complete()
 
     def _await_head(self) -> None:
@@ -90,6 +115,18 @@ class RouterProtocol(HttpToolsProtocol):
     def _no_head(self) -> None:
         self._head_timer = None
         self.transport.close()
+
+
+class _Body:
+    """Takes the one body of a connection whose head has been read."""
+
+    def __init__(self, connection: RouterProtocol) -> None:
+        self.on_body = connection.on_body
+        self._connection = connection
+
+    def on_message_complete(self) -> None:
+        self._connection.on_message_complete()
+        self._connection._ahead = True
 
 
 class Server(uvicorn.Server):

@@ -66,6 +66,8 @@ class Link:
         self._on_event = on_event
         self._on_lost = on_lost
         self.prepare: OnOpen = at_once
+        self.tried = asyncio.Event()
+        """It has been open, or could not be opened at once."""
         self._commands: list[pb.Command] = []
         self._filled = asyncio.Event()
         self._tasks = TaskSet()
@@ -99,6 +101,7 @@ class Link:
             self._down()
 
     def _down(self) -> None:
+        self.tried.set()
         was_open, self.open = self.open, False
         self._commands.clear()
         if was_open:
@@ -114,6 +117,7 @@ class Link:
                 return
             await self.prepare(self.incarnation)
             self.open = True
+            self.tried.set()
             log.info("stream to worker %s is open", self.incarnation)
             writer = asyncio.create_task(self._write(call))
             try:

@@ -66,6 +66,7 @@ class Membership:
         self.store_up = True
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
+        self._viewed = asyncio.Event()
         self.busy: Callable[[], bool] = lambda: True
         self.prepare: OnOpen = at_once
         """Awaited each time before a worker can be used; `on_lost` tells that it no longer can."""
@@ -88,6 +89,12 @@ class Membership:
         member = self._members.get(incarnation)
         return member.link if member is not None else None
 
+    async def first_view(self) -> None:
+        """Until the workers that are registered now can be used, as far as they can."""
+        await self._viewed.wait()
+        for member in [*self._members.values()]:
+            await member.link.tried.wait()
+
     async def wait_change(self) -> None:
         """Until the view may have changed."""
         self._changed.clear()
@@ -105,6 +112,7 @@ class Membership:
                     self._store_answers(await self._store.snapshot())
                 except StoreError as error:
                     self._store_away(error)
+                self._viewed.set()
                 await self._pause()
         finally:
             await self._tasks.cancel()
@@ -121,8 +129,9 @@ class Membership:
                 await self._look.wait()
 
     def _at_rest(self) -> bool:
-        complete, _ = readiness(self.live())
-        return complete and self.store_up and not self._asking and not self.busy()
+        if readiness(self.live()).missing or not self.store_up:
+            return False
+        return not self._asking and not self.busy()
 
     def _store_away(self, error: StoreError) -> None:
         if self.store_up:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvrelay.shared.store.records import LoadRecord, WorkerRecord
+from kvrelay.services.router.generation import Readiness
+from kvrelay.shared.store.records import LoadRecord, WorkerRecord, fingerprint_difference
 from kvrelay.shared.types import Role
 
 
@@ -73,15 +74,23 @@ def in_group(members: Sequence[LiveWorker]) -> Candidates:
     return Candidates(tuple(prefills), tuple(decodes), tuple(alone))
 
 
-def readiness(workers: Sequence[LiveWorker]) -> tuple[bool, str]:
-    """Whether a request can be served as it is meant to be, and if not, what is missing."""
+def readiness(workers: Sequence[LiveWorker]) -> Readiness:
     found = candidates(workers, frozenset())
     if found.paired or any(worker.record.role is Role.BOTH for worker in found.alone):
-        return True, "ready"
+        return Readiness(True, "")
+    return Readiness(bool(found), _missing(workers))
+
+
+def _missing(workers: Sequence[LiveWorker]) -> str:
     if not workers:
-        return False, "no worker is alive"
-    roles = {worker.record.role for worker in workers}
-    if Role.PREFILL in roles and Role.DECODE in roles:
-        return False, "no prefill and decode worker of the same fingerprint"
-    missing = "prefill" if Role.DECODE in roles else "decode"
-    return False, f"no {missing} worker is alive"
+        return "no worker is alive"
+    by_role = {worker.record.role: worker.record for worker in workers}
+    if Role.PREFILL not in by_role or Role.DECODE not in by_role:
+        missing = "prefill" if Role.DECODE in by_role else "decode"
+        return f"no {missing} worker is alive"
+    decode, prefill = by_role[Role.DECODE], by_role[Role.PREFILL]
+    difference = fingerprint_difference(decode.fingerprint, prefill.fingerprint)
+    return (
+        f"no decode worker fits a prefill worker: {decode.name} differs from {prefill.name} in "
+        f"{difference}"
+    )

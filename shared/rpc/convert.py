@@ -9,24 +9,27 @@ PROTOCOL = 1
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+KEEPALIVE_TIMEOUT_MS = 2000
 _COMMON_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # A ping without an answer counts by this one too, whose default is a minute.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
 )
 CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
-    # Leases find what is dead on this host; the pings find a network that swallows packets.
+    # Leases find what is dead or frozen. The pings find it while Redis is away, and a network that
+    # swallows packets.
     # Each ping wakes threads of both processes about fifty times, so idle they are what it costs.
     ("grpc.keepalive_time_ms", 4000),
-    ("grpc.keepalive_timeout_ms", 2000),
 )
 """Of a router's channels."""
 SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.keepalive_time_ms", 5000),
-    ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     # Two programs on one port would each get half of the streams.
     ("grpc.so_reuseport", 0),

@@ -66,6 +66,16 @@ def connect_async(url: str, connections: int) -> redis.asyncio.Redis:
         return redis.asyncio.Redis.from_pool(pool)
 
 
+def check_store(url: str) -> None:
+    """Raise `StoreError` if the server does not answer now."""
+    client = connect(url, CONNECT_S)
+    try:
+        with mapped_errors(url):
+            client.ping()
+    finally:
+        client.close()
+
+
 class Line:
     """One connection of `client` for commands that are sent over and over, one thread's own.
 
@@ -132,8 +142,10 @@ def mapped_errors(url: str) -> Iterator[None]:
         yield
     except (TimeoutError, redis.TimeoutError) as error:
         raise StoreError(f"Redis at {server_name(url)} does not answer") from error
+    except redis.AuthenticationError as error:
+        raise StoreError(f"Redis at {server_name(url)} refuses the user or the password") from error
     except (redis.RedisError, OSError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise StoreError(f"Redis at {server_name(url)}: {reason}") from error
 
 

@@ -240,7 +240,7 @@ class Presence:
     def _failed(self, error: StoreError) -> float:
         self._watch.failed(self._clock.now_ns())
         if self._failures == 0:
-            _log.warning("%s; trying again until it does", error)
+            _log.warning("%s; trying again until it answers", error)
         wait_s: float = min(RETRY_FIRST_S * 2.0**self._failures, RETRY_MOST_S)
         self._failures = min(self._failures + 1, 10)
         return wait_s

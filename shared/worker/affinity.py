@@ -27,11 +27,8 @@ def parse_cpus(text: str) -> frozenset[int]:
     return frozenset(cpus)
 
 
-def apply_affinity(cpus: Set[int]) -> None:
-    """Keep this process, and all threads it starts from now on, on these CPUs; none means any.
-
-    Raises `ConfigError` for a CPU that this process may not use.
-    """
+def check_cpus(cpus: Set[int]) -> None:
+    """Raise `ConfigError` for a CPU that this process may not use."""
     if not cpus:
         return
     if not hasattr(os, "sched_setaffinity"):
@@ -40,4 +37,13 @@ def apply_affinity(cpus: Set[int]) -> None:
     if missing := sorted(cpus - allowed):
         usable = ",".join(map(str, sorted(allowed)))
         raise ConfigError(f"cpu_affinity: CPU {missing[0]} is not one of those usable: {usable}")
-    os.sched_setaffinity(0, cpus)
+
+
+def apply_affinity(cpus: Set[int]) -> None:
+    """Keep this process, and all threads it starts from now on, on these CPUs; none means any.
+
+    Raises `ConfigError` for a CPU that this process may not use.
+    """
+    check_cpus(cpus)
+    if cpus:
+        os.sched_setaffinity(0, cpus)

@@ -25,6 +25,7 @@ from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError, KvrelayError
 from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
+from kvrelay.shared.ports import check_listen
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
 from kvrelay.shared.store.blocks import BlockLog
@@ -56,6 +57,7 @@ NOTHING_YET = WorkerGauges(0, 0, 0, 0, 0, 0, 0)
 
 def run(config: WorkerConfig) -> int:
     """Serve until a signal; the exit status. Raises `KvrelayError` when it cannot start."""
+    check_listen(config.host, config.port)
     apply_affinity(parse_cpus(config.cpu_affinity))  # before there is any other thread
     os.environ.update(compute_environment(config.compute_threads, os.environ))
     gc.disable()  # until it serves: libraries and model stay, looking through them is lost time

@@ -201,7 +201,7 @@ def test_an_outage_longer_than_the_lease_keeps_the_incarnation_and_logs_two_line
         server.start()
         assert until(lambda: client.exists(Keys("t").worker(record.incarnation)), 2)
     messages = [entry.getMessage() for entry in caplog.records]
-    assert len([m for m in messages if m.endswith("trying again until it does")]) == 1
+    assert len([m for m in messages if m.endswith("trying again until it answers")]) == 1
     assert messages.count("Redis answers again") == 1
 
 

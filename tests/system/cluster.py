@@ -171,7 +171,7 @@ class Cluster:
 
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/ready", timeout=2).status_code == 200
+            return httpx.get(f"{self.url}/ready", timeout=2).json()["status"] == "ready"
         except httpx.HTTPError:
             return False
 

@@ -8,6 +8,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from tests.stack import metrics_at, until
@@ -33,6 +34,26 @@ def test_sigterm_lets_running_streams_end_and_refuses_new_ones(cluster: Cluster)
         }
     assert cluster.router.wait(10) == 0
     cluster.router.start()
+
+
+def test_a_router_that_starts_refuses_nobody(cluster: Cluster) -> None:
+    """L9: its first answer comes from workers that were there all the time."""
+    cluster.wait_all_seen()
+    cluster.router.end(signal.SIGKILL)
+    cluster.router.start(wait=False)
+    body = {"model": cluster.model, "prompt": "hello", "max_tokens": 1}
+    with httpx.Client(timeout=10) as client:
+
+        def status() -> int:
+            try:
+                return client.post(f"{cluster.url}/v1/completions", json=body).status_code
+            except httpx.ConnectError:
+                return 0  # nobody listens yet
+
+        answers: list[int] = []
+        until(lambda: bool(answers.append(status()) or answers[-1]), 20, "the new router is there")
+        assert answers[-1] == 200
+    cluster.wait_all_seen()
 
 
 def test_a_pickle_is_nothing_to_any_port(cluster: Cluster, tmp_path: Path) -> None:

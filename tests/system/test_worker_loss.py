@@ -33,6 +33,25 @@ def test_a_frozen_worker_is_left_by_its_requests_and_comes_back_as_another(
     print(f"{load.done} answers, longest pause {load.longest_gap_s:.2f} s")
 
 
+def test_a_worker_that_freezes_while_redis_is_away_too_is_left_by_its_requests(
+    cluster: Cluster,
+) -> None:
+    """Nobody can see its lease end then: the router's pings find it."""
+    worker = named(cluster, "decode-0")
+    with Load(cluster.url, cluster.model) as load:
+        load.wait_answers(4)
+        cluster.server.kill(signal.SIGSTOP)
+        worker.kill(signal.SIGSTOP)
+        noticed_s = until(lambda: cluster.seen() == 3, 15, "decode-0 is missed")
+        load.wait_answers(4)
+        cluster.server.kill(signal.SIGCONT)
+        worker.kill(signal.SIGCONT)
+        cluster.wait_all_seen()
+        load.wait_answers(4)
+    assert load.wrong() == {}
+    print(f"frozen: noticed after {noticed_s:.2f} s, longest pause {load.longest_gap_s:.2f} s")
+
+
 def test_workers_killed_and_restarted_under_load_harm_no_answer(cluster: Cluster) -> None:
     """C15, also: whoever restarts is used again without a restart of its peers."""
     names = ("prefill-1", "decode-1")

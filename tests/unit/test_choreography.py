@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from kvrelay.services.router.choreography import (
     MAX_ATTEMPTS,
     Action,
@@ -19,6 +21,7 @@ from kvrelay.services.router.choreography import (
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.shared.errors import DeadlineExceeded, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.telemetry.labels import AttemptCause
 from kvrelay.shared.types import FinishReason, LegSpec, SamplingParams
 
 
@@ -130,6 +133,16 @@ def test_prefill_lost_before_publish_raises_the_attempt_elsewhere() -> None:
     assert isinstance(send, Send)
     assert send.command.serve.ref == ref(1)
     assert list(send.command.serve.leg.seen) == [7], "what the client saw is forced"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_worker_lost_that_serves_alone_is_named_by_what_it_was_at(begun: bool) -> None:
+    m = machine()
+    m.assign(D, None)
+    if begun:
+        m.on_event("D", token(0, 7))
+    m.worker_lost("D")
+    assert m.cause is (AttemptCause.DECODE_LOST if begun else AttemptCause.PREFILL_LOST)
 
 
 def test_prefill_lost_after_publish_is_nobodys_loss() -> None:

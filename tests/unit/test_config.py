@@ -66,7 +66,7 @@ def test_a_services_table_wins_over_the_common_keys(tmp_path: Path) -> None:
         ({"port": "65536"}, {}, "--port is '65536': input should be less than or equal to 65535"),
         ({}, {"KVRELAY_RPC_PORT": "x"}, "KVRELAY_RPC_PORT is 'x': input should be a valid integer"),
         ({"dtype": "int4"}, {}, "--dtype is 'int4': input should be 'bfloat16' or 'float32'"),
-        ({"kv_cache_memory_bytes": "lots"}, {}, "--kv-cache-memory is 'lots': could not parse"),
+        ({"kv_cache_memory_bytes": "lots"}, {}, "--kv-cache-memory is 'lots': not a number"),
         ({"kv_cache_memory_bytes": "1KiB"}, {}, "--kv-cache-memory is '1KiB': input should be gre"),
         ({"redis_url": "http://h"}, {}, "--redis is 'http://h': must start with redis://"),
         ({"port": "9", "metrics_port": "9"}, {}, "port and metrics_port are both 9"),

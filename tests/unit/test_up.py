@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,8 +25,9 @@ from kvrelay.services.deployment import (
     worker_configs,
 )
 from kvrelay.services.router.config import RouterConfig
-from kvrelay.services.up import check_port_free
+from kvrelay.services.up import run_folder
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.ports import check_listen
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
@@ -125,6 +127,30 @@ def test_a_part_that_is_killed_is_started_again_and_then_all_stop(start: Start) 
     assert up.left() == []
 
 
+def test_logs_that_somebody_removed_stop_no_part_from_coming_back(
+    start: Start, tmp_path: Path
+) -> None:
+    up = start()
+    up.until("Logs: ")
+    shutil.rmtree(tmp_path / "cache" / "runs")
+    os.kill(up.pids["decode-0"], signal.SIGKILL)
+    assert re.search(r"decode-0 is back \(pid \d+\)", up.until("is back"))
+    assert up.end(signal.SIGTERM) == (0, "stopping ...\n")
+    assert [log.name for log in tmp_path.glob("cache/runs/*/*")] == ["decode-0.log"]
+
+
+def test_the_logs_of_what_still_runs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVRELAY_CACHE_DIR", str(tmp_path))
+    running = tmp_path / "runs" / f"19700101-000000-{os.getpid()}"
+    ended = [tmp_path / "runs" / f"197001{day}-000000-{1 << 30}" for day in range(10, 30)]
+    for folder in (running, *ended):
+        folder.mkdir(parents=True)
+    newest = run_folder()
+    assert sorted(newest.parent.iterdir()) == [running, *ended[-9:], newest]
+
+
 def test_nothing_survives_a_killed_supervisor(start: Start) -> None:
     up = start()
     up.until("Logs: ")
@@ -191,10 +217,13 @@ def test_a_port_in_use_is_named_before_anything_starts(start: Start) -> None:
     )
 
 
-def test_a_host_that_is_not_ours_is_named() -> None:
+@pytest.mark.parametrize(
+    ("host", "why"), [("no such host", ""), ("192.0.2.1", "no address of this machine")]
+)
+def test_a_host_that_is_not_ours_is_named(host: str, why: str) -> None:
     with pytest.raises(ConfigError) as error:
-        check_port_free(RouterConfig(model="m", host="no such host", port=0))
-    assert str(error.value).startswith("host is 'no such host': ")
+        check_listen(host, 0)
+    assert str(error.value).startswith(f"host is '{host}': {why}")
 
 
 def deployment(up: UpConfig) -> Deployment:

@@ -18,6 +18,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(b'{"status": "ready"}')
 
     def log_message(self, *_: object) -> None:
         pass

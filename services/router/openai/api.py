@@ -36,6 +36,10 @@ from kvrelay.services.router.validate import ModelCard
 from kvrelay.shared.errors import KvrelayError
 from kvrelay.shared.types import MAX_SEED
 
+GATHERING_NS = 30 * 10**9
+"""Parts that start together have found each other by then: until all have, a router is not ready.
+After that it is as long as it can answer, because a prefill worker that is lost slows answers down
+and stops none."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -76,7 +80,7 @@ def create_app(
         Route("/v1/models", models.all),
         Route("/v1/models/{name:path}", models.one),
         Route("/health", _health),
-        Route("/ready", _ready(cluster)),
+        Route("/ready", _ready(cluster, edge.draws.now_ns)),
         Route("/metrics", _metrics(metrics)),
     ]
     app.add_exception_handler(HTTPException, _on_route_error)
@@ -90,10 +94,15 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-def _ready(cluster: Cluster) -> Callable[[Request], Awaitable[Response]]:
+def _ready(cluster: Cluster, now_ns: Callable[[], int]) -> Callable[[Request], Awaitable[Response]]:
+    born_ns = now_ns()
+
     async def ready(request: Request) -> Response:
-        able, why = cluster.ready()
-        body = {"status": "ready"} if able else {"status": "not ready", "reason": why}
+        found = cluster.readiness()
+        if not found.missing:
+            return JSONResponse({"status": "ready"})
+        able = found.serves and now_ns() - born_ns > GATHERING_NS
+        body = {"status": "degraded" if able else "not ready", "reason": found.missing}
         return JSONResponse(body, status_code=200 if able else 503)
 
     return ready

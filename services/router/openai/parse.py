@@ -145,6 +145,9 @@ def _refusal(error: ValidationError) -> RequestError:
         message = f"Unknown field {param!r}: this server does not know it"
     elif kind == "missing":
         message = f"{param}: this field is required"
+    elif kind in ("too_short", "too_long"):
+        bound, limit = ("least", "min_length") if kind == "too_short" else ("most", "max_length")
+        message = f"{param}: at {bound} {first['ctx'][limit]} of them (given: {len(given)})"
     else:
         message = f"{param}: {first['msg']} (given: {shown(given)})"
     code = CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")

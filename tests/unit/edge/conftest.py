@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.generation import Readiness, TokenEvent
 from kvrelay.services.router.http import Server
 from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.generate import Draws, EdgeSettings
@@ -71,7 +71,7 @@ class ScriptedCluster:
         self.script: Script = self.saying("hello")
         self.requests: list[ValidRequest] = []
         self.generations: list[ScriptedGeneration] = []
-        self.is_ready = (True, "")
+        self.is_ready = Readiness(True, "")
         self.cached_tokens = 0
 
     def generate(self, request: ValidRequest) -> ScriptedGeneration:
@@ -80,7 +80,7 @@ class ScriptedCluster:
         self.generations.append(generation)
         return generation
 
-    def ready(self) -> tuple[bool, str]:
+    def readiness(self) -> Readiness:
         return self.is_ready
 
     def saying(self, text: str, end: FinishReason = FinishReason.STOP) -> Script:

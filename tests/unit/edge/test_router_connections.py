@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,36 @@ async def test_what_is_sent_ahead_is_dropped_and_the_connection_closes(
     assert answer.count(b"HTTP/1.1 200 OK") == 1 and b"hello" in answer
     assert b"connection: close" in answer
     assert await answers(port, cluster)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_request_that_offers_an_upgrade_is_served_with_its_body(
+    port: int, cluster: Any, chunked: bool, at_once: bool
+) -> None:
+    cluster.script = cluster.saying("hello")
+    head, _, body = request_bytes(stream=False).partition(b"\r\n\r\n")
+    head += b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAA"
+    if chunked:
+        head = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", head)
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    request = head + b"\r\n\r\n" + body
+    async with connected(port) as (reader, writer):
+        for piece in [request] if at_once else [request[at : at + 1] for at in range(len(request))]:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1 and b"hello" in answer
+    assert b"connection: close" in answer
+
+
+async def test_an_upgrade_without_a_body_is_just_a_request(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        offer = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+        writer.write(AHEAD.removesuffix(b"\r\n") + offer)
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+        await reader.readuntil(b'{"status":"ok"}')
 
 
 async def test_one_request_after_the_other_shares_a_connection(port: int, cluster: Any) -> None:

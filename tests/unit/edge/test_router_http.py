@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.generation import Readiness, TokenEvent
+from kvrelay.services.router.openai.api import GATHERING_NS, create_app, random_draws
 from kvrelay.shared.types import FinishReason
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -310,12 +312,31 @@ async def test_health_is_always_ok_and_readiness_is_the_clusters(
 ) -> None:
     ready = await client.get("/ready")
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
-    cluster.is_ready = (False, "no decode worker")
+    cluster.is_ready = Readiness(False, "no decode worker")
     ready = await client.get("/ready")
     reason = {"status": "not ready", "reason": "no decode worker"}
     assert (ready.status_code, ready.json()) == (503, reason)
+    cluster.is_ready = Readiness(True, "no prefill worker")
+    reason["reason"] = "no prefill worker"
+    ready = await client.get("/ready")
+    assert (ready.status_code, ready.json()) == (503, reason)  # it may still be starting
     health = await client.get("/health")
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
+
+
+async def test_an_older_router_is_ready_as_long_as_it_can_answer(cluster: Any, card: Any) -> None:
+    now_ns = 5
+    draws = replace(random_draws(), now_ns=lambda: now_ns)
+    app = create_app(cluster, lambda: card, draws=draws)
+    now_ns += GATHERING_NS + 1
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        cluster.is_ready = Readiness(True, "no prefill worker")
+        ready = await client.get("/ready")
+        reason = {"status": "degraded", "reason": "no prefill worker"}
+        assert (ready.status_code, ready.json()) == (200, reason)
+        cluster.is_ready = Readiness(False, "no worker")
+        assert (await client.get("/ready")).status_code == 503
 
 
 async def test_metrics_are_what_they_are_given(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,55 @@
+"""What `/ready` says of a cluster: whether it answers, and what it lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.services.router.generation import Readiness
+from kvrelay.services.router.policy import LiveWorker, readiness
+from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
+from kvrelay.shared.types import Incarnation, Role
+
+READY = Readiness(True, "")
+
+
+def worker(role: Role, **fingerprint: str) -> LiveWorker:
+    record = WorkerRecord(
+        incarnation=Incarnation(role.value),
+        role=role,
+        name=f"{role.value}-0",
+        model="m",
+        grpc_address="a:1",
+        metrics_address="",
+        transfer_scheme="tcp",
+        transfer_address=b"",
+        fingerprint=dict.fromkeys(FINGERPRINT_FIELDS, "x") | fingerprint,
+        block_size=16,
+        pool_blocks=1000,
+        max_model_len=16_000,
+        max_num_seqs=64,
+    )
+    return LiveWorker(record, LoadRecord(0, 0, 0, 1000, 1000, 1000.0, 100.0, 20_000.0))
+
+
+PREFILL, DECODE, BOTH = worker(Role.PREFILL), worker(Role.DECODE), worker(Role.BOTH)
+OTHER = worker(Role.DECODE, block_size="32")
+MISFIT = (
+    "no decode worker fits a prefill worker: decode-0 differs from prefill-0 in "
+    "block_size: 32 against x"
+)
+
+
+@pytest.mark.parametrize(
+    ("workers", "found"),
+    [
+        ([], Readiness(False, "no worker is alive")),
+        ([PREFILL], Readiness(False, "no decode worker is alive")),
+        ([DECODE], Readiness(True, "no prefill worker is alive")),
+        ([PREFILL, DECODE], READY),
+        ([BOTH], READY),
+        ([PREFILL, OTHER], Readiness(True, MISFIT)),
+        ([PREFILL, OTHER, DECODE], READY),
+    ],
+)
+def test_what_it_lacks(workers: list[LiveWorker], found: Readiness) -> None:
+    assert readiness(workers) == found
