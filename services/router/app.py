@@ -99,8 +99,14 @@ async def serve(config: RouterConfig) -> int:
 
     source = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(load_tokenizer, source.path)
-    positions = read_config(source).max_positions
-    card = model_card(config.served_names, tokenizer, positions, clock.wall_ns() // 10**9)
+    model = read_config(source)
+    card = model_card(
+        config.served_names,
+        tokenizer,
+        model.max_positions,
+        clock.wall_ns() // 10**9,
+        vocab=model.vocab,
+    )
 
     keys = Keys(config.cluster)
     store = ClusterStore(config.redis_url, keys)

@@ -7,6 +7,7 @@ that fails takes the others with it, for half an answer is none.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +33,12 @@ from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.route import Route
 from kvrelay.services.router.running import RunningLeg, RunningRequest
-from kvrelay.shared.errors import KvrelayError, Unavailable
+from kvrelay.shared.errors import KvrelayError, Unavailable, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.types import ValidRequest
+
+log = logging.getLogger(__name__)
 
 NONCE_BITS = 48
 
@@ -204,11 +207,12 @@ class Dispatcher:
         self._dequeue(leg)
         running.watch.leg_ended(leg.machine, error)
         running.open_legs -= 1
+        last = running.open_legs == 0  # asked now: ending the others comes back here for each
         if error is not None and running.conclude(error):
             self.end(running, error)
-        elif running.open_legs == 0:
+        elif last:
             running.conclude(None)
-        if running.open_legs == 0:
+        if last:
             running.watch.ended()
 
     def _dequeue(self, leg: RunningLeg) -> None:
@@ -219,6 +223,16 @@ class Dispatcher:
     # ---- choosing workers --------------------------------------------------------------------
 
     async def _choose(
+        self, running: RunningRequest, leg: RunningLeg, excluded: frozenset[str]
+    ) -> None:
+        try:
+            await self._start_attempt(running, leg, excluded)
+        except Exception as error:
+            log.exception("an attempt at %s could not be started", leg.machine.spec.leg)
+            failure = WorkerFailed(f"the attempt could not be started: {type(error).__name__}")
+            self._perform(running, leg, leg.machine.fail(failure))
+
+    async def _start_attempt(
         self, running: RunningRequest, leg: RunningLeg, excluded: frozenset[str]
     ) -> None:
         """Find workers and start the attempt; the stage's deadline ends a wait that is in vain."""

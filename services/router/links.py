@@ -95,6 +95,10 @@ class Link:
                     if task is None or task.cancelling():
                         raise
                     log.info("stream to worker %s: cancelled by the worker", self.incarnation)
+                except Exception:
+                    log.exception(
+                        "stream to worker %s: an event could not be handled", self.incarnation
+                    )
                 self._down()
                 await asyncio.sleep(RECONNECT_S)  # paced: a worker that is gone is tried 3 times/s
         finally:

@@ -41,16 +41,23 @@ class ModelCard:
 
 
 def model_card(
-    names: Sequence[str], tokenizer: TokenizerInfo, max_model_len: int, created_s: int
+    names: Sequence[str],
+    tokenizer: TokenizerInfo,
+    max_model_len: int,
+    created_s: int,
+    vocab: int | None = None,
 ) -> ModelCard:
-    """Compiles the chat template. Raises `ModelError` when it cannot be."""
+    """Compiles the chat template. Raises `ModelError` when it cannot be.
+
+    `vocab`: rows of the model's embedding, which may be fewer than the tokenizer's ids.
+    """
     special = tokenizer.special
     source, bos, eos = special.chat_template, special.bos_token or "", special.eos_token or ""
     return ModelCard(
         names=tuple(names),
         tokenizer=tokenizer,
         max_model_len=max_model_len,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=min(tokenizer.vocab_size, vocab or tokenizer.vocab_size),
         template=None if source is None else ChatTemplate(source, bos, eos),
         created_s=created_s,
     )
@@ -139,6 +146,9 @@ def _fitting(card: ModelCard, text: str, param: str, *, add_special: bool) -> tu
     ids = tuple(encode(text, add_special))
     if not ids:
         raise _refusal(param, "there is no token in it")
+    if card.vocab_size < card.tokenizer.vocab_size and max(ids) >= card.vocab_size:
+        token = card.tokenizer.token_bytes(max(ids)).decode("utf-8", "replace")
+        raise _refusal(param, f"the model has no {token!a}, a token that only its tokenizer knows")
     return ids
 
 

@@ -7,7 +7,7 @@ refused: a wrong split gives fluent, wrong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -125,7 +125,7 @@ def _sentencepiece(values: Mapping[str, GGUFValue], path: Path) -> Tokenizer:
     scores = values.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(vocab):
         raise ModelError(f"{path}: tokenizer.ggml.scores must have one score for each token")
-    ranked = _merges_of_scores(vocab, [float(score) for score in scores])
+    ranked = _merges_of_scores(vocab, [float(score) for score in scores], _control(values))
     unknown = values.get("tokenizer.ggml.unknown_token_id", 0)
     unknown_token = next((token for token, id in vocab.items() if id == unknown), None)
     options = {"unk_token": unknown_token, "fuse_unk": True, "byte_fallback": True}
@@ -139,14 +139,24 @@ def _sentencepiece(values: Mapping[str, GGUFValue], path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _merges_of_scores(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+def _control(values: Mapping[str, GGUFValue]) -> frozenset[int]:
+    kinds = values.get("tokenizer.ggml.token_type", [])
+    kinds = kinds if isinstance(kinds, list) else []
+    return frozenset(id for id, kind in enumerate(kinds) if kind == TokenKind.CONTROL)
+
+
+def _merges_of_scores(
+    vocab: Mapping[str, int], scores: list[float], control: Set[int]
+) -> list[tuple[str, str]]:
     """SentencePiece merges the neighbours whose joined piece has the best score: as ranked pairs.
+    Nothing merges into a control token.
 
     Among splits of equal score the longer left part ranks first, then the longer right part.
     """
     pairs = [
         (scores[id], token[:cut], token[cut:])
         for token, id in vocab.items()
+        if id not in control
         for cut in range(1, len(token))
         if token[:cut] in vocab and token[cut:] in vocab
     ]

@@ -22,13 +22,15 @@ from tokenizers import Tokenizer, normalizers
 from kvrelay.shared.checkpoint.gguf_metadata import GGUFValue, read_gguf_section
 from kvrelay.shared.checkpoint.gguf_tokenizer import build_gguf_tokenizer, end_ids, named_id
 from kvrelay.shared.checkpoint.tokenizer_cache import Entry, keep_entry, load_entry
-from kvrelay.shared.errors import ModelError
+from kvrelay.shared.errors import ModelError, RequestError
 
 _ESCAPE, _ESCAPED, _BREAK = "\ufdd0", "\ufdd0\ufdd1", "\ufdd0\ufdd2"
 """U+FDD0 starts both sequences; one that stands in a text itself travels as `_ESCAPED`."""
 
 _KEPT_TOKENS = 8192
 """A smaller vocabulary is built in less time than it takes to look for it."""
+_AROUND = (("", ""), ("a", "b"), (" ", " "))
+"""Neighbours of a control token in a text: words are taken apart differently beside each."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -62,6 +64,9 @@ class TokenizerInfo:
         self._broken = _with_breaks_inside({contents[id] for id in self.special_ids})
         self._control = _any_of(self._broken)
         self._tokenizer = _taking_breaks_out(tokenizer)
+        self._formed = _any_of(
+            self._formed_by_itself({id: contents[id] for id in self.special_ids})
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -85,11 +90,32 @@ class TokenizerInfo:
         return ids
 
     def guard(self, text: str) -> str:
-        """The same text for `encode_guarded`, with nothing in it that is a control token."""
+        """The same text for `encode_guarded`, with nothing in it that is a control token.
+
+        Raises `RequestError` for one that this vocabulary makes of plain text, too.
+        """
+        if self._formed is not None and (found := self._formed.search(text)):
+            raise RequestError(
+                f"The text holds {found[0]!a}, which this model's tokenizer cannot tell from its "
+                "control token"
+            )
+        return self._guarded(text)
+
+    def _guarded(self, text: str) -> str:
         text = text.replace(_ESCAPE, _ESCAPED)
         if self._control is None:
             return text
         return self._control.sub(lambda match: self._broken[match[0]], text)
+
+    def _formed_by_itself(self, control: Mapping[int, str]) -> set[str]:
+        """Those that cannot be broken, and those that merges or pieces put together again."""
+        tried = [(id, text) for id, text in control.items() for _ in _AROUND]
+        around = _AROUND * len(control)
+        guarded = [
+            self._guarded(a + text + b) for (_, text), (a, b) in zip(tried, around, strict=True)
+        ]
+        encoded = self._tokenizer.encode_batch_fast(guarded, add_special_tokens=False)
+        return {text for (id, text), found in zip(tried, encoded, strict=True) if id in found.ids}
 
     def token_bytes(self, token_id: int) -> bytes:
         """True bytes of a token, maybe part of a character; none beyond the vocabulary."""
@@ -236,7 +262,7 @@ def _taking_breaks_out(tokenizer: Tokenizer) -> Tokenizer:
 def _with_breaks_inside(tokens: Set[str]) -> dict[str, str]:
     """Each token with a break behind every character where it, or a token that overlaps it, begins.
 
-    A token of one character cannot be broken and is left out.
+    A token of one character cannot be broken and is left out: `guard` refuses it.
     """
     return {
         token: "".join(

@@ -11,6 +11,9 @@ from tests.sim.cluster import Shape, SimCluster
 from tests.sim.model import VOCAB, reference
 from tests.sim.virtual import run_virtual
 
+from kvrelay.services.router import choreography
+from kvrelay.shared.errors import WorkerFailed
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_faults
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
 
@@ -113,3 +116,31 @@ def test_answers_are_the_same_wherever_prompts_are_computed(seed: int) -> None:
 def test_the_same_seed_gives_the_same_life() -> None:
     lives = [run_virtual(lambda: life(7, Shape(), ROUGH, kills=2)) for _ in range(2)]
     assert lives[0] == lives[1]
+
+
+def test_a_defect_before_an_attempt_ends_its_request_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not at a deadline a minute later; the next one is served."""
+
+    def defect(spec: LegSpec) -> pb.Leg:
+        raise ValueError("out of range")
+
+    async def scene() -> None:
+        rng = random.Random(1)
+        cluster = SimCluster(rng, LoopbackHub(seeded_faults(1, CALM)), Shape())
+        await cluster.start()
+        request = make_request(rng, 0, [1])
+        assert len(request.legs) == 2
+        with monkeypatch.context() as broken:
+            broken.setattr(choreography, "leg_to_wire", defect)
+            with pytest.raises(WorkerFailed, match="could not be started: ValueError"):
+                await cluster.ask(request, None)
+        assert asyncio.get_running_loop().time() < 1
+        assert cluster.observer.in_flight == 0
+        assert all(await cluster.ask(make_request(rng, 1, [1]), None))
+        await cluster.stop()
+        await cluster.hub.close()
+
+    run_virtual(scene)
+    assert "could not be started" in caplog.text

@@ -16,7 +16,7 @@ from kvrelay.shared.checkpoint.fetch import default_model_path
 from kvrelay.shared.checkpoint.gguf_metadata import read_gguf_metadata
 from kvrelay.shared.checkpoint.gguf_tokenizer import SPLITS
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
-from kvrelay.shared.errors import ModelError
+from kvrelay.shared.errors import ModelError, RequestError
 
 TEXTS = [
     "",
@@ -258,6 +258,19 @@ def test_sentencepiece_with_byte_fallback(tmp_path: Path) -> None:
     assert text_of(tokenizer, guarded) == " </s>"
 
 
+def test_pieces_never_merge_into_a_control_token(tmp_path: Path) -> None:
+    values: Any = sentencepiece()
+    pieces = ["<", "/", "s", ">", "</", "s>", "</s"]
+    values["tokenizer.ggml.tokens"] += pieces
+    values["tokenizer.ggml.token_type"] += [1] * len(pieces)
+    values["tokenizer.ggml.scores"] += [-1.0] * len(pieces)
+    tokenizer = load_tokenizer(gguf(tmp_path / "m.gguf", values))
+    for text in ("</s>", "h<s>h</s>h"):
+        ids = tokenizer.encode_guarded(tokenizer.guard(text))
+        assert tokenizer.special_ids.isdisjoint(ids)
+        assert text_of(tokenizer, ids) == " " + text
+
+
 def test_sentencepiece_ids_are_those_of_transformers(tmp_path: Path) -> None:
     conversion = pytest.importorskip("transformers.integrations.gguf")
     values = sentencepiece()
@@ -360,6 +373,30 @@ def folder(path: Path, **files: object) -> Path:
     for name, value in ({"tokenizer": content} | files).items():
         (path / f"{name}.json").write_text(json.dumps(value))
     return path
+
+
+@pytest.mark.parametrize(
+    ("added", "merges", "typed"),
+    [("bos", ["b o", "bo s"], "bos"), ("h", [], "h"), ("h", [], "what")],
+)
+def test_a_control_token_that_plain_text_becomes_is_refused(
+    tmp_path: Path, added: str, merges: list[str], typed: str
+) -> None:
+    folder(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    model = content["model"]
+    for piece in ("bo", "bos"):
+        model["vocab"].setdefault(piece, len(model["vocab"]))
+    model["merges"] += [merge.split(" ") for merge in merges]
+    token = content["added_tokens"][0] | {"id": model["vocab"][added], "content": added}
+    content["added_tokens"].append(token)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = load_tokenizer(tmp_path)
+    with pytest.raises(RequestError) as error:
+        tokenizer.guard(f"a {typed} b")
+    assert f"The text holds '{added}'" in str(error.value)
+    ids = tokenizer.encode_guarded(tokenizer.guard("a <eos> z"))
+    assert tokenizer.special_ids.isdisjoint(ids)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ import pytest
 
 from kvrelay.services.router.openai.parse import parse_body
 from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
-from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
+from kvrelay.services.router.validate import (
+    ModelCard,
+    Origin,
+    model_card,
+    valid_chat,
+    valid_completion,
+)
+from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
 from kvrelay.shared.errors import RequestError
 from kvrelay.shared.types import MAX_SEED, LegSpec, SamplingParams, ValidRequest
 
@@ -42,6 +49,17 @@ def test_defaults_are_openais(card: ModelCard) -> None:
         legs=(LegSpec("r/0", prompt, sampling, choice=0, eos_token_ids=eos),),
         prompt_tokens=1,
     )
+
+
+def test_a_token_that_only_the_tokenizer_knows_is_refused(tokenizer: TokenizerInfo) -> None:
+    """A model may have fewer rows than its tokenizer has ids."""
+    hello = tokenizer.encode("hello", False)[0]
+    small = model_card(["tiny"], tokenizer, 200, 0, vocab=hello)
+    assert completion(small, prompt="x").prompt_tokens == 1
+    for fields in ({"prompt": "hello"}, {"prompt": [hello]}, {"stop_token_ids": [hello]}):
+        with pytest.raises(RequestError) as error:
+            completion(small, **fields)
+        assert (error.value.param or "").startswith(next(iter(fields)))
 
 
 def test_every_field_arrives(card: ModelCard) -> None:
