@@ -63,6 +63,7 @@ def load_compute(
             runner = load_native_runner(source, model, cache, native, runs, progress)
         except NativeError as error:
             raise ConfigError(f"model: {error}") from error
+    cache.populate()  # after the weights, which a start waits for
     numerics = numerics_id(native, capacity.layout.dtype)
     log.info("weights loaded in %.1f s; computing with %s", time.monotonic() - begun_s, numerics)
     return Compute(runner, cache.view, numerics)
