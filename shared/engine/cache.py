@@ -44,8 +44,8 @@ class KVCache:
         """Have all of it put into memory, in a thread of least priority that nobody awaits.
 
         The system gives a page when it is first written, at 2.5 ms a MiB on a virtual machine: a
-        prompt of 2,000 tokens in blocks that were never used took a fifth longer. Large pages, where
-        there are any, also spare attention the misses that blocks all over the pool cost it.
+        prompt of 2,000 tokens in blocks that were never used took a fifth longer. Large pages also
+        spare attention the misses that blocks all over the pool cost it.
         """
         with suppress(OSError):  # a kernel without large pages
             self._map.madvise(mmap.MADV_HUGEPAGE)

@@ -54,7 +54,7 @@ class WorkerConfig(Settings):
     kv_cache_memory_bytes: Annotated[
         ByteSize, Field(ge=1 << 20), Named(setting="kv_cache_memory")
     ] = ByteSize(512 << 20)
-    """Memory for KV blocks in bytes, all of it taken at the start; 512MiB and 2GiB are understood."""
+    """Memory for KV blocks in bytes, taken at the start; 512MiB and 2GiB are understood."""
     threads: Annotated[int | None, Field(ge=1, le=4096)] = None
     """Compute threads; unset means every core that the process may use."""
     cpu_affinity: Annotated[str, AfterValidator(_cpus)] = ""
