@@ -149,10 +149,10 @@ def _scaling(rope: Fields) -> RopeScaling | None:
 
 def _folder_eos(folder: Path, fields: Fields) -> tuple[int, ...]:
     """generation_config.json has the last word: chat models name there what ends a turn."""
-    file = folder / "generation_config.json"
+    file, own = folder / "generation_config.json", fields.integers("eos_token_id")
     if file.exists() and (ids := Fields(str(file), _read_json(file)).integers("eos_token_id")):
         return ids
-    return fields.integers("eos_token_id")
+    return own
 
 
 def _from_gguf(file: Path) -> ModelConfig:

@@ -56,11 +56,11 @@ class Fields:
         return value
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """One whole number or a list of them; missing is empty."""
+        """One whole number below 2^31 or a list of them, as token ids are; missing is empty."""
         value = self.values.get(name)
         many = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in many):
-            raise self._wrong(name, "a whole number or a list of them", value)
+        if not all(type(item) is int and 0 <= item < 1 << 31 for item in many):
+            raise self._wrong(name, "a whole number below 2^31 or a list of them", value)
         return tuple(many)
 
     def texts(self, name: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from kvrelay.shared.errors import ModelError
 
 Kind = Literal["folder", "gguf", "hub"]
 
+_INDEX = "model.safetensors.index.json"
 _PIECE_BYTES = 1 << 22
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
 """What is fetched of a repository: no pickles and no code."""
@@ -49,18 +50,26 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises `ModelError` for a missing or unreadable one, or an index that names other paths.
     """
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
+    shards = shards_of_tensors(folder)
+    if not shards:
         return [_existing(folder / "model.safetensors")]
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        names = sorted({str(name) for name in weight_map.values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index} is not a readable safetensors index") from error
+    index, names = folder / _INDEX, sorted(set(shards.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ModelError(f"{index} names {name!r}, which is no safetensors file beside it")
     return [_existing(folder / name) for name in names]
+
+
+def shards_of_tensors(folder: Path) -> dict[str, str]:
+    """What a folder's index says: the file of each tensor. Empty without an index."""
+    index = folder / _INDEX
+    if not index.exists():
+        return {}
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index} is not a readable safetensors index") from error
 
 
 def weights_id(source: ModelSource) -> str:

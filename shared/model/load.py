@@ -9,7 +9,7 @@ from kvrelay.kernels.linear.reference import PackedLinear, pack
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.kv.layout import DType
 from kvrelay.shared.model.llama import Layer, Llama
-from kvrelay.shared.model.reader import Progress, TensorReader
+from kvrelay.shared.model.reader import EMBEDDING, HEAD, Progress, TensorReader
 from kvrelay.shared.model.rope import rope_table
 from kvrelay.shared.model.weights import Weights
 
@@ -30,13 +30,13 @@ def load_llama(
     """
     source = TensorReader(weights, dtype, progress)
     reader = _TorchReader(source)
-    embed = reader.tensor("model.embed_tokens.weight", config.vocab, config.hidden)
+    embed = reader.tensor(EMBEDDING, config.vocab, config.hidden)
     layers = tuple(_layer(reader, config, number) for number in range(config.layers))
     norm = reader.tensor("model.norm.weight", config.hidden)
-    tied = config.tied_head
-    if tied is None:
-        tied = "lm_head.weight" not in weights.shapes
-    head = pack(embed) if tied else reader.matrix("lm_head.weight", config.vocab, config.hidden)
+    if source.shares_head(config.tied_head):
+        head = pack(embed)
+    else:
+        head = reader.matrix(HEAD, config.vocab, config.hidden)
     factors = None
     if "rope_freqs.weight" in weights.shapes:
         factors = source.floats("rope_freqs.weight", config.head_dim // 2)

@@ -12,7 +12,7 @@ from kvrelay.kernels.native.binding import Library, NativeModel, Shape, Slot, Va
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.kv.layout import KVLayout
 from kvrelay.shared.model.pieces import widened
-from kvrelay.shared.model.reader import Progress, TensorReader
+from kvrelay.shared.model.reader import EMBEDDING, HEAD, Progress, TensorReader
 from kvrelay.shared.model.rope import rope_table
 from kvrelay.shared.model.weights import Weights
 
@@ -42,13 +42,11 @@ def load_native(
     Raises `ModelError` naming the tensor that is missing, misshapen, not finite or not understood,
     and `NativeError` without memory for the weights.
     """
-    tied = config.tied_head
-    if tied is None:
-        tied = "lm_head.weight" not in weights.shapes
+    reader = TensorReader(weights, layout.dtype, progress)
+    tied = reader.shares_head(config.tied_head)
     model = NativeModel(
         kernels.library, _shape(config, layout, tied), kernels.variant, kernels.threads
     )
-    reader = TensorReader(weights, layout.dtype, progress)
     places = [*_ends(config, tied)]
     for number in range(config.layers):
         places += _of_layer(config, number)
@@ -96,9 +94,9 @@ class _Place:
 def _ends(config: ModelConfig, tied: bool) -> Iterator[_Place]:
     """What there is once; the largest tensors come first, so that no thread ends long after."""
     table = (config.vocab, config.hidden)
-    yield _Place(Slot.EMBED, 0, "model.embed_tokens.weight", table)
+    yield _Place(Slot.EMBED, 0, EMBEDDING, table)
     if not tied:
-        yield _Place(Slot.HEAD, 0, "lm_head.weight", table)
+        yield _Place(Slot.HEAD, 0, HEAD, table)
     yield _Place(Slot.NORM, 0, "model.norm.weight", (config.hidden,))
 
 

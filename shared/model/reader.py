@@ -15,6 +15,7 @@ from kvrelay.shared.model.weights import Weights
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), the bytes being those of the file."""
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LARGEST = {"float32": float(np.finfo(np.float32).max), "bfloat16": LARGEST_BF16}
 
 
@@ -67,9 +68,27 @@ class TensorReader:
             yield piece
         self._count(name)
 
+    def shares_head(self, declared: bool | None) -> bool:
+        """Whether the output head is the embedding, which is then held once.
+
+        A head in the file is the head, whatever is declared; often it is the embedding again.
+        `declared` None (GGUF): a file has a head only where it is another.
+        """
+        shapes = self._weights.shapes
+        if HEAD not in shapes or declared is not True:
+            return declared if declared is not None else HEAD not in shapes
+        if shapes[HEAD] != shapes.get(EMBEDDING):
+            return False
+        both = zip(self._weights.pieces(HEAD), self._weights.pieces(EMBEDDING), strict=True)
+        same = all(np.array_equal(head, embedding) for head, embedding in both)
+        if same:
+            self._unread.discard(HEAD)
+        return same
+
     def finish(self) -> None:
         """A tensor that this model code would silently leave out makes another model: refuse."""
-        left = sorted(name for name in self._unread if not _may_be_left(name))
+        # Tables that follow from the configuration may be left.
+        left = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
         if left:
             raise ModelError(
                 f"{self._weights.where} has a tensor this model has no use for: {left[0]}"
@@ -83,8 +102,3 @@ class TensorReader:
             self._done_bytes += self._weights.stored_bytes[name]
             if self._progress is not None:
                 self._progress(self._done_bytes, self._all_bytes)
-
-
-def _may_be_left(name: str) -> bool:
-    """A second copy of a tied head, and tables that follow from the configuration."""
-    return name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")

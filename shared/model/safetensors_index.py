@@ -1,7 +1,7 @@
 """Where each tensor of a safetensors file lies.
 
 Format: https://github.com/huggingface/safetensors#format: the length of the header in 8 bytes, the
-header as JSON, the tensors. Every place is checked against the end of the file.
+header as JSON, the tensors. The places must tile the rest of the file.
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ class StoredTensor:
 
 
 def read_index(file: Path) -> tuple[StoredTensor, ...]:
-    """All tensors. Raises `ModelError` naming the file: cut off, garbled, of an unknown type."""
+    """All tensors. Raises `ModelError` naming the file: cut off, garbled, of an unknown type,
+    or with holes and overlaps between the tensors."""
     try:
         mapped = MappedFile(file)
         size = int.from_bytes(mapped.bytes[:8].tobytes(), "little")
         if size > min(_MOST_HEADER_BYTES, len(mapped.bytes) - 8):
             raise ValueError(f"a header of {size} bytes in a file of {len(mapped.bytes)}")
-        header = json.loads(mapped.bytes[8 : 8 + size].tobytes())
+        text = mapped.bytes[8 : 8 + size].tobytes()
+        header = json.loads(text, object_pairs_hook=_named_once)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return tuple(_stored(name, entry, mapped, 8 + size) for name, entry in entries.items())
+        stored = tuple(_stored(name, entry, mapped, 8 + size) for name, entry in entries.items())
+        _check_tiled(entries, len(mapped.bytes) - 8 - size)
+        return stored
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except _UnknownType as error:
@@ -73,6 +77,27 @@ def _stored(name: str, entry: Mapping[str, object], mapped: MappedFile, base: in
     if base + end > len(mapped.bytes):
         raise ValueError(f"tensor {name!r} ends {base + end - len(mapped.bytes)} bytes past it")
     return StoredTensor(name, shape, kind, mapped.bytes[base + first : base + end], mapped)
+
+
+def _named_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} stands in its header twice")
+    return fields
+
+
+def _check_tiled(entries: Mapping[str, Mapping[str, object]], size: int) -> None:
+    """The format wants each byte in one tensor: anything else is another tensor's numbers."""
+    spans = sorted((_whole_numbers(name, e["data_offsets"]), name) for name, e in entries.items())
+    due = 0
+    for (first, end), name in spans:
+        if first != due:
+            raise ValueError(f"tensor {name!r} begins at byte {first} of the data, not at {due}")
+        due = end
+    if due != size:
+        raise ValueError(f"{size - due} bytes follow the last tensor")
 
 
 def _whole_numbers(name: str, value: object) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrelay.shared.checkpoint.config import ModelConfig
-from kvrelay.shared.checkpoint.source import ModelSource, weight_files
+from kvrelay.shared.checkpoint.source import ModelSource, shards_of_tensors, weight_files
 from kvrelay.shared.errors import ModelError
 from kvrelay.shared.model.pieces import Floats, cut_rows, widened
 from kvrelay.shared.model.safetensors_index import ITEM_BYTES, Kind, StoredTensor, read_index
@@ -62,11 +62,17 @@ class SafetensorsWeights:
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._tensors: dict[str, StoredTensor] = {}
+        shards = shards_of_tensors(folder)
         for file in weight_files(folder):
             for tensor in read_index(file):
+                if shards.pop(tensor.name, file.name) != file.name:
+                    raise ModelError(f"{file} holds {tensor.name}, by the index of another file")
                 if tensor.name in self._tensors:
                     raise ModelError(f"{file}: {tensor.name} is in another file of the model too")
                 self._tensors[tensor.name] = tensor
+        if shards:
+            name, shard = min(shards.items())
+            raise ModelError(f"{folder / shard} does not hold {name}, which the index says it does")
         self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         self.stored_bytes = {name: tensor.data.nbytes for name, tensor in self._tensors.items()}
 

@@ -96,7 +96,8 @@ def test_eos_ids_come_from_generation_config_and_else_from_config(tmp_path: Path
         ({"num_attention_heads": 0}, "num_attention_heads must be at least 1, not '0'"),
         ({"num_key_value_heads": 3}, "4 attention heads are no multiple of 3"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"eos_token_id": -1}, "eos_token_id must be a whole number or a list of them"),
+        ({"eos_token_id": -1}, r"eos_token_id must be a whole number below 2\^31 or a list of"),
+        ({"eos_token_id": [0, 1 << 31]}, r"eos_token_id must be a whole number below 2\^31 or a"),
         ({"model_type": 3}, "model_type must be a string"),
     ],
 )

@@ -20,6 +20,7 @@ from kvrelay.shared.checkpoint.source import ModelSource, resolve_model
 from kvrelay.shared.errors import ModelError
 from kvrelay.shared.model.llama import Llama
 from kvrelay.shared.model.load import load_llama
+from kvrelay.shared.model.reader import EMBEDDING, TensorReader
 from kvrelay.shared.model.weights import open_weights
 
 NAMES = {
@@ -202,11 +203,92 @@ def test_a_tensor_that_is_wrong_is_named(
         load(tmp_path)
 
 
-def test_a_second_copy_of_a_tied_head_is_left_unread(tmp_path: Path) -> None:
+def test_a_second_copy_of_a_tied_head_is_held_once(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     expected = answer(load(folder))
-    change(folder, lm_head__weight=torch.zeros(VOCAB, 64))
-    assert torch.equal(answer(load(folder)), expected)
+    change(folder, lm_head__weight=load_file(folder / "model.safetensors")[EMBEDDING].clone())
+    model = load(folder)
+    assert torch.equal(answer(model), expected)
+    source = resolve_model(str(folder))
+    reader = TensorReader(open_weights(source, read_config(source)), "float32", None)
+    assert reader.shares_head(True)
+
+
+def test_a_head_that_is_not_the_embedding_is_the_head_whatever_is_declared(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    tied = answer(load(folder))
+    head = torch.randn(VOCAB, 64, generator=torch.Generator().manual_seed(9)) / 8
+    change(folder, lm_head__weight=head)
+    declared_tied = answer(load(folder))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["tie_word_embeddings"] is True
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert torch.equal(answer(load(folder)), declared_tied)
+    assert not torch.equal(declared_tied, tied)
+    (folder / "config.json").write_text(json.dumps(config))
+    change(folder, lm_head__weight=head[:3])
+    with pytest.raises(ModelError, match=r"lm_head\.weight has the shape \[3, 64\]"):
+        load(folder)
+
+
+def test_an_index_that_is_wrong_about_a_tensor_is_refused(tmp_path: Path) -> None:
+    shard(write_tiny_model(tmp_path))
+    file = tmp_path / "model.safetensors.index.json"
+    shards = json.loads(file.read_text())["weight_map"]
+    other = {name: f"model-{1 - int(at[6])}.safetensors" for name, at in shards.items()}
+    file.write_text(json.dumps({"weight_map": other}))
+    with pytest.raises(ModelError, match=r"safetensors holds .*, by the index of another file"):
+        load(tmp_path)
+    file.write_text(json.dumps({"weight_map": shards | {"model.more": "model-1.safetensors"}}))
+    with pytest.raises(ModelError, match=r"model-1\.safetensors does not hold model\.more"):
+        load(tmp_path)
+
+
+def with_header(file: Path, edit: Callable[[str], str]) -> None:
+    """Edit the header of a safetensors file as text."""
+    data = file.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = edit(data[8 : 8 + size].decode()).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+
+
+def moved(header: str) -> str:
+    """One tensor lies where another of its size does, and leaves a hole."""
+    places: dict[str, dict[str, object]] = json.loads(header)
+    first, other = (f"model.layers.{n}.input_layernorm.weight" for n in (0, 1))
+    places[first]["data_offsets"] = places[other]["data_offsets"]
+    return json.dumps(places)
+
+
+def twice(header: str) -> str:
+    norm = json.dumps(json.loads(header)["model.norm.weight"])
+    return header.rstrip().removesuffix("}") + f', "model.norm.weight": {norm}}}'
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (moved, "begins at byte [0-9]+ of the data, not at"),
+        (twice, "'model.norm.weight' stands in"),
+    ],
+)
+def test_tensors_that_do_not_tile_their_file_are_refused(
+    tmp_path: Path, edit: Callable[[str], str], message: str
+) -> None:
+    file = write_tiny_model(tmp_path) / "model.safetensors"
+    load(tmp_path)
+    with_header(file, lambda header: header + " " * 5)  # the format pads with blanks
+    load(tmp_path)
+    with_header(file, edit)
+    with pytest.raises(ModelError, match=message):
+        load(tmp_path)
+
+
+def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:
+    file = write_tiny_model(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes() + b"\0" * 1000)
+    with pytest.raises(ModelError, match=r"1000 bytes follow the last tensor"):
+        load(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
