@@ -27,10 +27,9 @@ from kvrelay.shared.checkpoint.fetch import cache_dir
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.config import Settings
 from kvrelay.shared.errors import ConfigError
-from kvrelay.shared.ports import check_listen
+from kvrelay.shared.ports import authority, check_listen, is_wildcard
 from kvrelay.shared.store.connection import check_store
 from kvrelay.shared.types import Role
-from kvrelay.shared.worker.config import WILDCARDS
 
 DRAIN_S = 2.0
 """A person who pressed Ctrl-C waits this long at most for running answers."""
@@ -188,7 +187,7 @@ class _Run:
         """The router's URL once `/ready` says so: it has found workers of all kinds."""
         address = str(self._router.detail["address"]).removeprefix("http://").rstrip("/")
         host, _, port = address.rpartition(":")
-        host = "127.0.0.1" if host in WILDCARDS else host.strip("[]")
+        host = "127.0.0.1" if is_wildcard(host) else host.strip("[]")
         said = {"reason": "no answer"}
         try:
             async with asyncio.timeout(self._up.ready_s):
@@ -198,7 +197,7 @@ class _Run:
         except TimeoutError:
             logs = f"; the logs are in {self._logs}" if self._logs else ""
             raise PartFailed(f"the router did not get ready: {said['reason']}{logs}") from None
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"http://{authority(host, int(port))}"
 
     async def _stop(self) -> None:
         """The router first, so that it can end its answers; the store last, for the leases."""

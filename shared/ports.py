@@ -1,11 +1,32 @@
-"""Whether a port can be listened on, asked before anything is loaded that takes time."""
+"""Hosts and ports as people write them: joined, told from wildcards, tried before a start."""
 
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 
 from kvrelay.shared.errors import ConfigError
+
+
+def authority(host: str, port: int) -> str:
+    """`host:port`, as in a URL: an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means every address of a machine, however it is spelled: none to connect to."""
+    if host in ("", "*"):
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        try:
+            return not any(socket.inet_aton(host))  # 0, 0.0, 00.0.0.0
+        except OSError:
+            return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_unspecified
 
 
 def check_listen(host: str, port: int) -> None:

@@ -36,6 +36,7 @@ from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.lifeline import announce_ready
+from kvrelay.shared.ports import authority
 from kvrelay.shared.store.blocks import BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.keys import Keys
@@ -95,7 +96,7 @@ async def serve(config: RouterConfig) -> int:
     logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
     listener = bind(config.host, config.port)
     host, port = listener.getsockname()[:2]
-    address = f"{host}:{port}"
+    address = authority(host, port)
 
     source = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(load_tokenizer, source.path)
@@ -172,8 +173,9 @@ async def run_until_signal(
     host, port = listener.getsockname()[:2]
     gc.collect()
     gc.freeze()  # what a router is made of never ends: no collection need look at it
-    announce_ready({"address": f"{host}:{port}", "url": f"http://{host}:{port}/v1"})
-    log.info("listening on http://%s:%d", host, port)
+    address = authority(host, port)
+    announce_ready({"address": address, "url": f"http://{address}/v1"})
+    log.info("listening on http://%s", address)
     signalled = asyncio.create_task(stopping.wait())
     await asyncio.wait((serving, signalled, *background), return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping")
@@ -214,7 +216,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise ConfigError(f"port: cannot listen on {host}:{port}: {reason}") from error
+        raise ConfigError(f"port: cannot listen on {authority(host, port)}: {reason}") from error
     return listener
 
 

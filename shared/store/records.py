@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvrelay.shared.errors import StoreError
+from kvrelay.shared.ports import is_wildcard
 from kvrelay.shared.types import Incarnation, Role
 
 VERSION: Final = 1
@@ -233,7 +234,7 @@ class _Fields:
         host, _, port = value.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65_535):
             raise self._error(name, "host:port", value)
-        if host in ("0.0.0.0", "::", "[::]"):
+        if is_wildcard(host):
             raise self._error(name, "an address that others can reach", value)
         return value
 

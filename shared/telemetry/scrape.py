@@ -13,6 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.ports import authority
 from kvrelay.shared.telemetry.metrics import render
 
 READ_TIMEOUT_S: Final = 5.0
@@ -29,7 +30,8 @@ def serve_metrics(
     try:
         server = _Server(registry, host, port)
     except OSError as error:
-        raise ConfigError(f"metrics port {host}:{port}: {error.strerror or error}") from error
+        reason = error.strerror or str(error)
+        raise ConfigError(f"metrics port {authority(host, port)}: {reason}") from error
     thread = threading.Thread(target=server.serve, name="kvrelay-metrics", daemon=True)
     thread.start()
 

@@ -8,13 +8,12 @@ may connect to each other in any order.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
 from kvrelay.shared.errors import ConfigError, PeerLost, TransferError
+from kvrelay.shared.ports import is_wildcard
 from kvrelay.shared.transfer.mailbox import Mailbox
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
 from kvrelay.shared.transfer.tcp_connection import Connection
@@ -169,11 +168,10 @@ class TcpTransport:
 
 def _reachable(host: str) -> str:
     """The host, if others can use it. A wildcard is for binding only."""
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_unspecified:
-            raise ConfigError(f"advertise: {host} is no address that others can reach; name one")
     if not host or any(letter.isspace() for letter in host):
         raise ConfigError(f"advertise: {host!r} is not a host name or address")
+    if is_wildcard(host):
+        raise ConfigError(f"advertise: {host} is no address that others can reach; name one")
     return host
 
 

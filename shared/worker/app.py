@@ -25,7 +25,7 @@ from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError, KvrelayError
 from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
-from kvrelay.shared.ports import check_listen
+from kvrelay.shared.ports import authority, check_listen
 from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
 from kvrelay.shared.store.blocks import BlockLog
@@ -151,8 +151,8 @@ class Worker:
         servicer = WorkerServicer(session.node)
         server, port = await self._listen(servicer)
         ports = Ports(
-            f"{config.advertised_host}:{port}",
-            f"{config.advertised_host}:{metrics_port}",
+            authority(config.advertised_host, port),
+            authority(config.advertised_host, metrics_port),
         )
         describe = recorder(facts, config, self._name, fingerprint, ports)
         try:
@@ -176,14 +176,14 @@ class Worker:
     async def _listen(self, servicer: WorkerServicer) -> tuple[grpc.aio.Server, int]:
         """Raises `ConfigError` naming the setting when the port cannot be had."""
         config = self._config
+        place = authority(config.host, config.port)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         relay_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         try:
-            port = server.add_insecure_port(f"{config.host}:{config.port}")
+            port = server.add_insecure_port(place)
         except RuntimeError as error:
             raise ConfigError(
-                f"port: cannot listen on {config.host}:{config.port}: the address is in use "
-                "or not this machine's"
+                f"port: cannot listen on {place}: the address is in use or not this machine's"
             ) from error
         await server.start()
         return server, port

@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, ByteSize, Field, model_validator
 
 from kvrelay.shared.config import ClusterName, LogLevel, Named, Port, RedisUrl, Settings
+from kvrelay.shared.ports import is_wildcard
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.affinity import parse_cpus
 
 Kernels = Literal[
     "auto", "native-amx", "native-avx512bf16", "native-avx2", "native-portable", "reference"
 ]
-WILDCARDS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
 
 
 def _cpus(text: str) -> str:
@@ -95,12 +95,12 @@ class WorkerConfig(Settings):
 
     @model_validator(mode="after")
     def _reachable(self) -> WorkerConfig:
-        if self.advertise_host is None and self.host in WILDCARDS:
+        if self.advertise_host is None and is_wildcard(self.host):
             raise ValueError(
                 f"advertise_host is required when host is the wildcard {self.host!r}: "
                 "others cannot reach a worker under it"
             )
-        if self.advertise_host is not None and self.advertise_host in WILDCARDS:
+        if self.advertise_host is not None and is_wildcard(self.advertise_host):
             raise ValueError(f"advertise_host is the wildcard {self.advertise_host!r}")
         return self
 

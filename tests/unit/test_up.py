@@ -26,8 +26,6 @@ from kvrelay.services.deployment import (
 )
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.up import run_folder
-from kvrelay.shared.errors import ConfigError
-from kvrelay.shared.ports import check_listen
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
@@ -215,15 +213,6 @@ def test_a_port_in_use_is_named_before_anything_starts(start: Start) -> None:
         f"error: port is {port}: another program listens there on 127.0.0.1; "
         "choose another with --port\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("host", "why"), [("no such host", ""), ("192.0.2.1", "no address of this machine")]
-)
-def test_a_host_that_is_not_ours_is_named(host: str, why: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        check_listen(host, 0)
-    assert str(error.value).startswith(f"host is '{host}': {why}")
 
 
 def deployment(up: UpConfig) -> Deployment:
