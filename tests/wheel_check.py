@@ -22,7 +22,7 @@ IMPORTS = (
     "kvrelay.services.cli",
     "kvrelay.services.router.app",
 )
-ENTRY_POINT = "kvrelay = kvrelay.services.cli:process"
+ENTRY_POINT = "kvrelay = kvrelay.services.entry:process"
 
 
 def expected_files() -> set[str]:
