@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -71,6 +72,7 @@ def show_ready(console: Console, url: str, model: str, took_s: float) -> None:
     console.print(
         f"\nkvrelay serves {model} at {url}/v1 (ready after {took_s:.1f} s)\n", markup=False
     )
-    command = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    address = shlex.quote(f"{url}/v1/chat/completions")  # brackets mean something to shells
+    command = f"curl {address} -H 'Content-Type: application/json' -d '{body}'"
     console.print(f"  {command}\n", markup=False, highlight=False, soft_wrap=True)
     console.print("Ctrl-C stops everything.")

@@ -230,7 +230,7 @@ async def _get_json(host: str, port: int, path: str) -> dict[str, str] | None:
     except OSError:
         return None
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: up\r\nConnection: close\r\n\r\n".encode())
         _, _, body = (await reader.read()).partition(b"\r\n\r\n")
     except OSError:
         return None

@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kvrelay.shared.errors import ConfigError
+from kvrelay.shared.ports import plain_host
 
 PREFIX = "KVRELAY_"
 RESERVED = frozenset({"KVRELAY_CONFIG", "KVRELAY_CACHE_DIR", "KVRELAY_READY_FD"})
@@ -68,6 +69,7 @@ class Named:
     """The environment's name after `KVRELAY_`, where it differs from `setting`."""
 
 
+Host = Annotated[str, AfterValidator(plain_host)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 ClusterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from contextlib import suppress
 
 from kvrelay.shared.errors import ConfigError
 
@@ -12,6 +13,22 @@ from kvrelay.shared.errors import ConfigError
 def authority(host: str, port: int) -> str:
     """`host:port`, as in a URL: an IPv6 address stands in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def plain_host(host: str) -> str:
+    """The host as every library understands it: without brackets. Raises `ValueError`."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    with suppress(ValueError):
+        ipaddress.ip_address(bare)
+        return bare
+    if not bare or ":" in bare or not bare.isprintable() or " " in bare:
+        raise ValueError("must be a host name or an address, without a port")
+    try:
+        full = socket.inet_ntoa(socket.inet_aton(bare))
+    except OSError:
+        return bare
+    # Some libraries take 0 or 10.7 for an address and others for a name.
+    raise ValueError(f"must be a host name or an address in full, which would be {full}")
 
 
 def is_wildcard(host: str) -> bool:
@@ -23,7 +40,7 @@ def is_wildcard(host: str) -> bool:
     except ValueError:
         try:
             return not any(socket.inet_aton(host))  # 0, 0.0, 00.0.0.0
-        except OSError:
+        except (OSError, ValueError):
             return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_unspecified

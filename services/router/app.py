@@ -36,7 +36,7 @@ from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.lifeline import announce_ready
-from kvrelay.shared.ports import authority
+from kvrelay.shared.ports import authority, is_wildcard
 from kvrelay.shared.store.blocks import BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.keys import Keys
@@ -96,7 +96,7 @@ async def serve(config: RouterConfig) -> int:
     logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
     listener = bind(config.host, config.port)
     host, port = listener.getsockname()[:2]
-    address = authority(host, port)
+    address = "" if is_wildcard(host) else authority(host, port)
 
     source = await asyncio.to_thread(resolve_model, config.model)
     tokenizer = await asyncio.to_thread(load_tokenizer, source.path)

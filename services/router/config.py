@@ -8,7 +8,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
-from kvrelay.shared.config import ClusterName, LogLevel, Named, Names, Port, RedisUrl, Settings
+from kvrelay.shared.config import (
+    ClusterName,
+    Host,
+    LogLevel,
+    Named,
+    Names,
+    Port,
+    RedisUrl,
+    Settings,
+)
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 _QUANTISATION = re.compile(r"\.(I?Q\d\w*|BF16|F16|F32)$", re.IGNORECASE)
@@ -23,7 +32,7 @@ class RouterConfig(Settings):
     """The workers' model: the router reads its tokenizer and chat template, never its weights."""
     served_model_name: Names = ()
     """Names under which clients ask for the model; unset means the file's or folder's own name."""
-    host: Annotated[str, Named(env="HTTP_HOST")] = "127.0.0.1"
+    host: Annotated[Host, Named(env="HTTP_HOST")] = "127.0.0.1"
     """Address that the HTTP port binds to."""
     port: Annotated[Port, Named(env="HTTP_PORT")] = 8000
     """HTTP port of the OpenAI API; 0 takes a free one."""

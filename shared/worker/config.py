@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, model_validator
 
-from kvrelay.shared.config import ClusterName, LogLevel, Named, Port, RedisUrl, Settings
+from kvrelay.shared.config import ClusterName, Host, LogLevel, Named, Port, RedisUrl, Settings
 from kvrelay.shared.ports import is_wildcard
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.affinity import parse_cpus
@@ -66,9 +66,9 @@ class WorkerConfig(Settings):
     """The cluster's Redis. Give one with a password by environment or file, not by flag."""
     cluster: ClusterName = "kvrelay"
     """Name of the cluster: several can share one Redis."""
-    host: Annotated[str, Named(env="BIND_HOST")] = "127.0.0.1"
+    host: Annotated[Host, Named(env="BIND_HOST")] = "127.0.0.1"
     """Address that the worker's ports bind to."""
-    advertise_host: str | None = None
+    advertise_host: Host | None = None
     """Address under which others reach this worker; unset means `host`, if that is no wildcard."""
     port: Annotated[Port, Named(env="RPC_PORT")] = 0
     """gRPC port; 0 takes a free one."""

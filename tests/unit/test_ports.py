@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.shared.errors import ConfigError
-from kvrelay.shared.ports import authority, check_listen, is_wildcard
+from kvrelay.shared.ports import authority, check_listen, is_wildcard, plain_host
 
 WILD = ["", "*", "0", "0.0", "0.0.0.0", "00.0.0.0", "000.0.0.0", "::", "[::]", "::0"]
 WILD += ["0:0:0:0:0:0:0:0", "::ffff:0.0.0.0"]
@@ -20,6 +20,34 @@ def test_a_wildcard_is_one_however_it_is_spelled(host: str) -> None:
 @pytest.mark.parametrize("host", TAME)
 def test_what_others_can_reach_is_none(host: str) -> None:
     assert not is_wildcard(host)
+
+
+@pytest.mark.parametrize("host", ["a\0b", "\ud800"])
+def test_what_is_no_host_at_all_is_no_wildcard(host: str) -> None:
+    assert not is_wildcard(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "fe80::1%lo", *TAME[:3], *TAME[4:-1]])
+def test_a_plain_host_stays_as_it_is(host: str) -> None:
+    assert plain_host(host) == host
+    assert plain_host("[::1]") == "::1"
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("0", "an address in full, which would be 0.0.0.0"),
+        ("00.0.0.0", "an address in full, which would be 0.0.0.0"),
+        ("10.7", "an address in full, which would be 10.0.0.7"),
+        ("10.0.0.7:80", "without a port"),
+        ("a b", "without a port"),
+        ("", "without a port"),
+        ("a\0b", "without a port"),
+    ],
+)
+def test_a_host_that_some_libraries_misread_is_refused(host: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"must be a host name or .*{why}"):
+        plain_host(host)
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
