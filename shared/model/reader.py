@@ -72,11 +72,11 @@ class TensorReader:
         """Whether the output head is the embedding, which is then held once.
 
         A head in the file is the head, whatever is declared; often it is the embedding again.
-        `declared` None (GGUF): a file has a head only where it is another.
+        Without one it is the embedding, unless that is declared otherwise.
         """
         shapes = self._weights.shapes
-        if HEAD not in shapes or declared is not True:
-            return declared if declared is not None else HEAD not in shapes
+        if HEAD not in shapes:
+            return declared is not False
         if shapes[HEAD] != shapes.get(EMBEDDING):
             return False
         both = zip(self._weights.pieces(HEAD), self._weights.pieces(EMBEDDING), strict=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -60,8 +61,16 @@ def answer(model: Llama) -> Tensor:
     return model.logits(model.forward(tokens, attend))
 
 
-def write_gguf(folder: Path, file: Path, *, kind: gguf.GGMLQuantizationType, arch: str) -> Path:
-    """The folder's model in GGUF form, as llama.cpp's converter writes it."""
+def write_gguf(
+    folder: Path,
+    file: Path,
+    *,
+    kind: gguf.GGMLQuantizationType,
+    arch: str,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
+) -> Path:
+    """The folder's model in GGUF form, as llama.cpp's converter writes it. `kinds` are those of
+    matrices that differ, by their names in the file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, arch)
     writer.add_block_count(config["num_hidden_layers"])
@@ -86,11 +95,12 @@ def write_gguf(folder: Path, file: Path, *, kind: gguf.GGMLQuantizationType, arc
         if arch == "llama" and stored in heads:
             values = values.reshape(heads[stored], 2, -1, values.shape[1]).swapaxes(1, 2)
             values = values.reshape(tensor.shape)
-        quantise = values.ndim == 2
+        quantise, named = values.ndim == 2, f"{layer}{stored}.{kind_of}"
+        block = kinds.get(named, kind)
         writer.add_tensor(
-            f"{layer}{stored}.{kind_of}",
-            gguf.quants.quantize(np.ascontiguousarray(values), kind) if quantise else values,
-            raw_dtype=kind if quantise else None,
+            named,
+            gguf.quants.quantize(np.ascontiguousarray(values), block) if quantise else values,
+            raw_dtype=block if quantise else None,
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -229,6 +239,31 @@ def test_a_head_that_is_not_the_embedding_is_the_head_whatever_is_declared(tmp_p
     change(folder, lm_head__weight=head[:3])
     with pytest.raises(ModelError, match=r"lm_head\.weight has the shape \[3, 64\]"):
         load(folder)
+
+
+@pytest.mark.parametrize(("table", "head"), [("F32", "F32"), ("BF16", "F32"), ("Q8_0", "Q8_0")])
+def test_a_gguf_that_holds_the_embedding_as_head_again_holds_it_once(
+    tmp_path: Path, table: str, head: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "folder", intermediate_size=192)
+    stored = load_file(folder / "model.safetensors")[EMBEDDING].bfloat16().float()
+    change(folder, model__embed_tokens__weight=stored, lm_head__weight=stored.clone())
+    kind = gguf.GGMLQuantizationType[table]
+    other = {"output.weight": gguf.GGMLQuantizationType[head]}
+    file = write_gguf(folder, tmp_path / "m.gguf", kind=kind, arch="llama", kinds=other)
+    config = read_config(ModelSource("gguf", file))
+    reader = TensorReader(open_weights(ModelSource("gguf", file), config), "float32", None)
+    assert reader.shares_head(config.tied_head)
+    model = load(file)
+    assert torch.equal(linear(torch.eye(64), model.head).T, model.embed)
+
+
+@pytest.mark.parametrize("at", [0, VOCAB * 64 - 1])
+def test_one_number_makes_another_head(tmp_path: Path, at: int) -> None:
+    head = load_file(write_tiny_model(tmp_path) / "model.safetensors")[EMBEDDING].clone()
+    head.view(-1)[at] += 1.0
+    change(tmp_path, lm_head__weight=head)
+    assert torch.equal(linear(torch.eye(64), load(tmp_path).head).T, head)
 
 
 def test_an_index_that_is_wrong_about_a_tensor_is_refused(tmp_path: Path) -> None:
