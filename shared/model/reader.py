@@ -10,7 +10,7 @@ import numpy as np
 from kvrelay.shared.errors import ModelError
 from kvrelay.shared.kv.layout import DType
 from kvrelay.shared.model.pieces import LARGEST_BF16, Floats, Halves, rounded, within
-from kvrelay.shared.model.weights import Weights
+from kvrelay.shared.model.weights import Weights, follows_from_config
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), the bytes being those of the file."""
@@ -87,8 +87,7 @@ class TensorReader:
 
     def finish(self) -> None:
         """A tensor that this model code would silently leave out makes another model: refuse."""
-        # Tables that follow from the configuration may be left.
-        left = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
+        left = sorted(name for name in self._unread if not follows_from_config(name))
         if left:
             raise ModelError(
                 f"{self._weights.where} has a tensor this model has no use for: {left[0]}"

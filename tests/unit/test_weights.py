@@ -22,6 +22,7 @@ from kvrelay.shared.errors import ModelError
 from kvrelay.shared.model.llama import Llama
 from kvrelay.shared.model.load import load_llama
 from kvrelay.shared.model.reader import EMBEDDING, TensorReader
+from kvrelay.shared.model.safetensors_index import read_index
 from kvrelay.shared.model.weights import open_weights
 
 NAMES = {
@@ -279,6 +280,37 @@ def test_an_index_that_is_wrong_about_a_tensor_is_refused(tmp_path: Path) -> Non
         load(tmp_path)
 
 
+def test_an_index_that_leaves_a_tensor_out_is_refused_unless_nothing_reads_it(
+    tmp_path: Path,
+) -> None:
+    change(write_tiny_model(tmp_path), model__rotary_emb__inv_freq=torch.ones(8))
+    shard(tmp_path)
+    file = tmp_path / "model.safetensors.index.json"
+    shards = json.loads(file.read_text())["weight_map"]
+    del shards["model.rotary_emb.inv_freq"]
+    file.write_text(json.dumps({"weight_map": shards}))
+    load(tmp_path)
+    at = shards.pop("model.norm.weight")
+    file.write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(
+        ModelError, match=rf"{at} holds model\.norm\.weight, which the index leaves"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"weight_map": {}}', r"index\.json names no tensor"),
+        ('{"weight_map": {"a": "m.safetensors", "a": "n.safetensors"}}', "'a' stands in it twice"),
+    ],
+)
+def test_an_index_names_tensors_and_each_once(tmp_path: Path, text: str, message: str) -> None:
+    (write_tiny_model(tmp_path) / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        resolve_model(str(tmp_path))
+
+
 def with_header(file: Path, edit: Callable[[str], str]) -> None:
     """Edit the header of a safetensors file as text."""
     data = file.read_bytes()
@@ -317,6 +349,30 @@ def test_tensors_that_do_not_tile_their_file_are_refused(
     with_header(file, edit)
     with pytest.raises(ModelError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("second", [[20, 36], [12, 28], [0, 16]])
+def test_a_hole_or_an_overlap_is_named_with_its_numbers(tmp_path: Path, second: list[int]) -> None:
+    file = tmp_path / "m.safetensors"
+    save_file({"a": torch.zeros(4), "b": torch.zeros(4)}, file)
+    file.write_bytes(file.read_bytes() + b"1234")
+    with_header(file, lambda header: header.replace("[16,32]", str(second)))
+    message = (
+        rf"m\.safetensors is .* damaged .*'b' begins at byte {second[0]} of the data, not at 16"
+    )
+    with pytest.raises(ModelError, match=message):
+        read_index(file)
+
+
+def test_tensors_may_be_named_in_any_order_and_be_empty(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    tensors = {"b": torch.arange(4.0), "a": torch.zeros(0, 3), "c": torch.tensor(2.0)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with_header(file, lambda header: json.dumps(dict(reversed(json.loads(header).items()))))
+    found = {tensor.name: (tensor.shape, tensor.data.tobytes()) for tensor in read_index(file)}
+    assert found == {n: (tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()}
+    save_file({}, file)
+    assert read_index(file) == ()
 
 
 def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:
