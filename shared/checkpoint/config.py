@@ -62,7 +62,8 @@ class ModelConfig:
     qk_norm: bool
     """A norm over each head's queries and keys before the rotation (Qwen3)."""
     tied_head: bool | None
-    """Whether the output head is the embedding table. None (GGUF): if the file has no head."""
+    """Whether a checkpoint without an output head has the embedding table for it. None (GGUF):
+    it has."""
     eos_token_ids: tuple[int, ...]
 
     def __post_init__(self) -> None:

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvrelay.shared.errors import ModelError
+
+
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The `object_pairs_hook` of `json` for files whose names are unique: else `ValueError`."""
+    named: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in named:
+            raise ValueError(f"{name!r} stands in it twice")
+        named[name] = value
+    return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers import pre_tokenizers as pre
 from tokenizers.processors import TemplateProcessing
 
+from kvrelay.shared.checkpoint.fields import Fields
 from kvrelay.shared.checkpoint.gguf_metadata import GGUFValue
 from kvrelay.shared.errors import ModelError
 
@@ -85,10 +86,15 @@ def named_id(values: Mapping[str, GGUFValue], name: str, tokenizer: Tokenizer) -
     return None if tokenizer.id_to_token(id) is None else id
 
 
-def end_ids(values: Mapping[str, GGUFValue], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids that end an answer, ascending: the declared ones, and control tokens of a known name."""
-    declared = [named_id(values, name, tokenizer) for name in ("eos", "eot", "eom")]
-    ends = {id for id in declared if id is not None}
+def end_ids(values: Mapping[str, GGUFValue], tokenizer: Tokenizer, path: Path) -> tuple[int, ...]:
+    """Ids that end an answer, ascending: the declared ones, and control tokens of a known name.
+
+    Raises `ModelError` for a declared one that no token can have.
+    """
+    fields = Fields(str(path), values)
+    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    declared = [id for name in names for id in fields.integers(name)]
+    ends = {id for id in declared if tokenizer.id_to_token(id) is not None}
     for id, token in tokenizer.get_added_tokens_decoder().items():
         if token.special and token.content in END_TOKENS:
             ends.add(id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvrelay.shared.checkpoint.fields import named_once
 from kvrelay.shared.errors import ModelError
 
 Kind = Literal["folder", "gguf", "hub"]
@@ -66,10 +67,13 @@ def shards_of_tensors(folder: Path) -> dict[str, str]:
     if not index.exists():
         return {}
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+        content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=named_once)
+        shards = {tensor: str(file) for tensor, file in content["weight_map"].items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index} is not a readable safetensors index") from error
+        raise ModelError(f"{index} is not a readable safetensors index: {error}") from error
+    if not shards:
+        raise ModelError(f"{index} names no tensor")
+    return shards
 
 
 def weights_id(source: ModelSource) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
+from kvrelay.shared.checkpoint.fields import Fields
 from kvrelay.shared.checkpoint.gguf_metadata import GGUFValue, read_gguf_section
 from kvrelay.shared.checkpoint.gguf_tokenizer import build_gguf_tokenizer, end_ids, named_id
 from kvrelay.shared.checkpoint.tokenizer_cache import Entry, keep_entry, load_entry
@@ -136,7 +137,7 @@ def _from_gguf(path: Path) -> TokenizerInfo:
         return TokenizerInfo(Tokenizer.from_str(kept.tokenizer), special, facts["identity"])
     values, section_bytes = read_gguf_section(path)
     tokenizer, add_bos = build_gguf_tokenizer(values, path)
-    special = _gguf_special(values, tokenizer, add_bos)
+    special = _gguf_special(values, tokenizer, add_bos, path)
     defining = {key: value for key, value in values.items() if key.startswith("tokenizer.")}
     identity = hashlib.sha256(json.dumps(defining, sort_keys=True).encode()).hexdigest()
     if tokenizer.get_vocab_size() >= _KEPT_TOKENS:
@@ -146,7 +147,7 @@ def _from_gguf(path: Path) -> TokenizerInfo:
 
 
 def _gguf_special(
-    values: Mapping[str, GGUFValue], tokenizer: Tokenizer, add_bos: bool
+    values: Mapping[str, GGUFValue], tokenizer: Tokenizer, add_bos: bool, path: Path
 ) -> SpecialTokens:
     template = values.get("tokenizer.chat_template")
     bos, eos = named_id(values, "bos", tokenizer), named_id(values, "eos", tokenizer)
@@ -155,7 +156,7 @@ def _gguf_special(
         bos_token_id=bos,
         eos_token=None if eos is None else tokenizer.id_to_token(eos),
         eos_token_id=eos,
-        eos_token_ids=end_ids(values, tokenizer),
+        eos_token_ids=end_ids(values, tokenizer, path),
         add_bos=add_bos,
         chat_template=template if isinstance(template, str) else None,
     )
@@ -202,11 +203,12 @@ def _with_raw_control_tokens(source: bytes) -> str:
 
 def _folder_end_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     """All that any of the folder's files declares: one of them alone is often incomplete."""
-    ends = set() if eos_id is None else {eos_id}
+    # Before anything is made that has a place for each id up to the largest.
+    named = Fields(str(folder / "tokenizer.json"), {"the id of eos_token": eos_id})
+    ends = {*named.integers("the id of eos_token")}
     for name in ("generation_config.json", "config.json"):
-        declared = _read_json(folder / name).get("eos_token_id")
-        ids = declared if isinstance(declared, list) else [declared]
-        ends.update(id for id in ids if isinstance(id, int) and id >= 0)
+        file = folder / name
+        ends.update(Fields(str(file), _read_json(file)).integers("eos_token_id"))
     return tuple(sorted(ends))
 
 

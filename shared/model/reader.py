@@ -10,7 +10,7 @@ import numpy as np
 from kvrelay.shared.errors import ModelError
 from kvrelay.shared.kv.layout import DType
 from kvrelay.shared.model.pieces import LARGEST_BF16, Floats, Halves, rounded, within
-from kvrelay.shared.model.weights import Weights
+from kvrelay.shared.model.weights import Weights, follows_from_config
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), the bytes being those of the file."""
@@ -72,11 +72,11 @@ class TensorReader:
         """Whether the output head is the embedding, which is then held once.
 
         A head in the file is the head, whatever is declared; often it is the embedding again.
-        `declared` None (GGUF): a file has a head only where it is another.
+        Without one it is the embedding, unless that is declared otherwise.
         """
         shapes = self._weights.shapes
-        if HEAD not in shapes or declared is not True:
-            return declared if declared is not None else HEAD not in shapes
+        if HEAD not in shapes:
+            return declared is not False
         if shapes[HEAD] != shapes.get(EMBEDDING):
             return False
         both = zip(self._weights.pieces(HEAD), self._weights.pieces(EMBEDDING), strict=True)
@@ -87,8 +87,7 @@ class TensorReader:
 
     def finish(self) -> None:
         """A tensor that this model code would silently leave out makes another model: refuse."""
-        # Tables that follow from the configuration may be left.
-        left = sorted(name for name in self._unread if not name.endswith("rotary_emb.inv_freq"))
+        left = sorted(name for name in self._unread if not follows_from_config(name))
         if left:
             raise ModelError(
                 f"{self._weights.where} has a tensor this model has no use for: {left[0]}"

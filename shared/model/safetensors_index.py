@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from kvrelay.shared.checkpoint.fields import named_once
 from kvrelay.shared.errors import ModelError
 from kvrelay.shared.model.mapped import MappedFile
 
@@ -46,7 +47,7 @@ def read_index(file: Path) -> tuple[StoredTensor, ...]:
         if size > min(_MOST_HEADER_BYTES, len(mapped.bytes) - 8):
             raise ValueError(f"a header of {size} bytes in a file of {len(mapped.bytes)}")
         text = mapped.bytes[8 : 8 + size].tobytes()
-        header = json.loads(text, object_pairs_hook=_named_once)
+        header = json.loads(text, object_pairs_hook=named_once)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         stored = tuple(_stored(name, entry, mapped, 8 + size) for name, entry in entries.items())
         _check_tiled(entries, len(mapped.bytes) - 8 - size)
@@ -56,7 +57,7 @@ def read_index(file: Path) -> tuple[StoredTensor, ...]:
     except _UnknownType as error:
         raise ModelError(f"{file}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{file} is cut off or no safetensors file: {error}") from error
+        raise ModelError(f"{file} is cut off, damaged or no safetensors file: {error}") from error
 
 
 class _UnknownType(Exception):
@@ -79,25 +80,18 @@ def _stored(name: str, entry: Mapping[str, object], mapped: MappedFile, base: in
     return StoredTensor(name, shape, kind, mapped.bytes[base + first : base + end], mapped)
 
 
-def _named_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} stands in its header twice")
-    return fields
-
-
 def _check_tiled(entries: Mapping[str, Mapping[str, object]], size: int) -> None:
     """The format wants each byte in one tensor: anything else is another tensor's numbers."""
     spans = sorted((_whole_numbers(name, e["data_offsets"]), name) for name, e in entries.items())
-    due = 0
+    due, last = 0, "the header"
     for (first, end), name in spans:
         if first != due:
-            raise ValueError(f"tensor {name!r} begins at byte {first} of the data, not at {due}")
-        due = end
+            raise ValueError(
+                f"tensor {name!r} begins at byte {first} of the data, not at {due}, behind {last}"
+            )
+        due, last = end, f"tensor {name!r}"
     if due != size:
-        raise ValueError(f"{size - due} bytes follow the last tensor")
+        raise ValueError(f"{size - due} bytes follow the last tensor, behind {last} at {due}")
 
 
 def _whole_numbers(name: str, value: object) -> list[int]:

@@ -46,6 +46,11 @@ class Weights(Protocol):
         ...
 
 
+def follows_from_config(name: str) -> bool:
+    """Tables that older folders hold and nothing reads."""
+    return name.endswith("rotary_emb.inv_freq")
+
+
 def open_weights(source: ModelSource, config: ModelConfig) -> Weights:
     """Raises `ModelError` naming the file that is missing, cut off or of an unknown form."""
     if source.kind != "gguf":
@@ -63,9 +68,13 @@ class SafetensorsWeights:
         self.where = str(folder)
         self._tensors: dict[str, StoredTensor] = {}
         shards = shards_of_tensors(folder)
+        indexed = bool(shards)
         for file in weight_files(folder):
             for tensor in read_index(file):
-                if shards.pop(tensor.name, file.name) != file.name:
+                shard = shards.pop(tensor.name, None)
+                if indexed and shard is None and not follows_from_config(tensor.name):
+                    raise ModelError(f"{file} holds {tensor.name}, which the index leaves out")
+                if shard not in (None, file.name):
                     raise ModelError(f"{file} holds {tensor.name}, by the index of another file")
                 if tensor.name in self._tensors:
                     raise ModelError(f"{file}: {tensor.name} is in another file of the model too")

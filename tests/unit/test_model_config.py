@@ -71,6 +71,17 @@ def test_llama3_scaling_in_the_old_and_the_new_place(
     assert config.rope_theta == 500_000.0
 
 
+def test_an_end_is_refused_in_either_file(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, eos_token_id=[0, 1 << 40])
+    source = resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match=r"/config\.json: eos_token_id must .*'\[0, 1099511627776"):
+        read_config(source)
+    write_tiny_model(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 2147483648}')
+    with pytest.raises(ModelError, match=r"/generation_config\.json: eos_token_id .*'2147483648'"):
+        read_config(source)
+
+
 def test_eos_ids_come_from_generation_config_and_else_from_config(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, eos_token_id=[7, 8])
     source = resolve_model(str(tmp_path))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.native import open_library
 from tests.tinymodel import write_tiny_model
 from tests.unit.test_runner_invariance import (
@@ -17,6 +18,7 @@ from tests.unit.test_runner_invariance import (
     run_alone,
     run_together,
 )
+from tests.unit.test_weights import change
 
 from kvrelay.kernels.native.binding import NativeError, Variant
 from kvrelay.shared.checkpoint.config import read_config
@@ -27,6 +29,7 @@ from kvrelay.shared.engine.plan import Plan, PlannedRow
 from kvrelay.shared.engine.runner import RunnerSettings, load_runner
 from kvrelay.shared.kv.layout import DType, KVLayout
 from kvrelay.shared.model.native import NativeKernels
+from kvrelay.shared.model.reader import EMBEDDING
 from kvrelay.shared.types import SamplingParams
 
 LIBRARY = open_library()
@@ -82,7 +85,25 @@ PROMPT = [8 * at % 500 + 1 for at in range(257)]
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_in_float32_are_those_of_the_reference(tmp_path: Path, family: str) -> None:
-    folder = write_tiny_model(tmp_path, family=family, **FAMILIES[family])
+    check_logits(write_tiny_model(tmp_path, family=family, **FAMILIES[family]))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("differs", [True, False])
+def test_a_head_that_is_the_embedding_again_is_held_once_and_another_is_the_head(
+    tmp_path: Path, differs: bool, tied: bool
+) -> None:
+    folder = write_tiny_model(tmp_path, tied=tied)
+    table = load_file(folder / "model.safetensors")[EMBEDDING]
+    change(folder, lm_head__weight=table.flip(0) if differs else table)
+    check_logits(folder)
+    runner = native(folder, make_cache(folder, "float32", 16), LIBRARY.variants[-1], threads=2)
+    assert runner.model.shape.tied == (not differs)
+    runner.model.close()
+
+
+def check_logits(folder: Path) -> None:
+    """Every variant's are those of the reference."""
     source = resolve_model(str(folder))
     config = read_config(source)
     settings = RunnerSettings(1, 1024, config.vocab)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -413,6 +414,34 @@ def test_every_end_that_a_folder_declares_counts(
         generation_config=generation,
     )
     assert load_tokenizer(path).special.eos_token_ids == ends
+
+
+@pytest.mark.parametrize("value", [[0, 1 << 40], 1 << 31, -1, True, "2"])
+@pytest.mark.parametrize("name", ["generation_config", "config"])
+def test_an_end_that_no_token_can_have_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    folder(tmp_path, **{name: {"eos_token_id": value}})
+    message = rf"/{name}\.json: eos_token_id must be a whole number below 2\^31 or a list of them, "
+    with pytest.raises(ModelError, match=message + re.escape(f"not {str(value)!r}")):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("id", [1 << 31, (1 << 32) - 1])
+def test_an_end_token_has_an_id_that_can_be_sent(tmp_path: Path, id: int) -> None:
+    file = folder(tmp_path, tokenizer_config={"eos_token": "<eos>"}) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["<eos>"] = content["added_tokens"][1]["id"] = id
+    file.write_text(json.dumps(content))
+    message = rf"tokenizer\.json: the id of eos_token must be .* below 2\^31 .*, not '{id}'"
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["eos", "eot", "eom"])
+def test_an_end_of_a_gguf_that_no_token_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    values = byte_level("gpt-2", **{f"{name}_token_id": (1 << 32) - 1})
+    message = rf"m\.gguf: tokenizer\.ggml\.{name}_token_id must be .* below 2\^31 .*'4294967295'"
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(gguf(tmp_path / "m.gguf", values))
 
 
 def test_a_folders_template_is_a_file_or_a_string_or_the_default_of_several(tmp_path: Path) -> None:

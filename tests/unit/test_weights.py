@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -21,6 +22,7 @@ from kvrelay.shared.errors import ModelError
 from kvrelay.shared.model.llama import Llama
 from kvrelay.shared.model.load import load_llama
 from kvrelay.shared.model.reader import EMBEDDING, TensorReader
+from kvrelay.shared.model.safetensors_index import read_index
 from kvrelay.shared.model.weights import open_weights
 
 NAMES = {
@@ -60,8 +62,16 @@ def answer(model: Llama) -> Tensor:
     return model.logits(model.forward(tokens, attend))
 
 
-def write_gguf(folder: Path, file: Path, *, kind: gguf.GGMLQuantizationType, arch: str) -> Path:
-    """The folder's model in GGUF form, as llama.cpp's converter writes it."""
+def write_gguf(
+    folder: Path,
+    file: Path,
+    *,
+    kind: gguf.GGMLQuantizationType,
+    arch: str,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] = MappingProxyType({}),
+) -> Path:
+    """The folder's model in GGUF form, as llama.cpp's converter writes it. `kinds` are those of
+    matrices that differ, by their names in the file."""
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, arch)
     writer.add_block_count(config["num_hidden_layers"])
@@ -86,11 +96,12 @@ def write_gguf(folder: Path, file: Path, *, kind: gguf.GGMLQuantizationType, arc
         if arch == "llama" and stored in heads:
             values = values.reshape(heads[stored], 2, -1, values.shape[1]).swapaxes(1, 2)
             values = values.reshape(tensor.shape)
-        quantise = values.ndim == 2
+        quantise, named = values.ndim == 2, f"{layer}{stored}.{kind_of}"
+        block = kinds.get(named, kind)
         writer.add_tensor(
-            f"{layer}{stored}.{kind_of}",
-            gguf.quants.quantize(np.ascontiguousarray(values), kind) if quantise else values,
-            raw_dtype=kind if quantise else None,
+            named,
+            gguf.quants.quantize(np.ascontiguousarray(values), block) if quantise else values,
+            raw_dtype=block if quantise else None,
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -231,6 +242,31 @@ def test_a_head_that_is_not_the_embedding_is_the_head_whatever_is_declared(tmp_p
         load(folder)
 
 
+@pytest.mark.parametrize(("table", "head"), [("F32", "F32"), ("BF16", "F32"), ("Q8_0", "Q8_0")])
+def test_a_gguf_that_holds_the_embedding_as_head_again_holds_it_once(
+    tmp_path: Path, table: str, head: str
+) -> None:
+    folder = write_tiny_model(tmp_path / "folder", intermediate_size=192)
+    stored = load_file(folder / "model.safetensors")[EMBEDDING].bfloat16().float()
+    change(folder, model__embed_tokens__weight=stored, lm_head__weight=stored.clone())
+    kind = gguf.GGMLQuantizationType[table]
+    other = {"output.weight": gguf.GGMLQuantizationType[head]}
+    file = write_gguf(folder, tmp_path / "m.gguf", kind=kind, arch="llama", kinds=other)
+    config = read_config(ModelSource("gguf", file))
+    reader = TensorReader(open_weights(ModelSource("gguf", file), config), "float32", None)
+    assert reader.shares_head(config.tied_head)
+    model = load(file)
+    assert torch.equal(linear(torch.eye(64), model.head).T, model.embed)
+
+
+@pytest.mark.parametrize("at", [0, VOCAB * 64 - 1])
+def test_one_number_makes_another_head(tmp_path: Path, at: int) -> None:
+    head = load_file(write_tiny_model(tmp_path) / "model.safetensors")[EMBEDDING].clone()
+    head.view(-1)[at] += 1.0
+    change(tmp_path, lm_head__weight=head)
+    assert torch.equal(linear(torch.eye(64), load(tmp_path).head).T, head)
+
+
 def test_an_index_that_is_wrong_about_a_tensor_is_refused(tmp_path: Path) -> None:
     shard(write_tiny_model(tmp_path))
     file = tmp_path / "model.safetensors.index.json"
@@ -242,6 +278,37 @@ def test_an_index_that_is_wrong_about_a_tensor_is_refused(tmp_path: Path) -> Non
     file.write_text(json.dumps({"weight_map": shards | {"model.more": "model-1.safetensors"}}))
     with pytest.raises(ModelError, match=r"model-1\.safetensors does not hold model\.more"):
         load(tmp_path)
+
+
+def test_an_index_that_leaves_a_tensor_out_is_refused_unless_nothing_reads_it(
+    tmp_path: Path,
+) -> None:
+    change(write_tiny_model(tmp_path), model__rotary_emb__inv_freq=torch.ones(8))
+    shard(tmp_path)
+    file = tmp_path / "model.safetensors.index.json"
+    shards = json.loads(file.read_text())["weight_map"]
+    del shards["model.rotary_emb.inv_freq"]
+    file.write_text(json.dumps({"weight_map": shards}))
+    load(tmp_path)
+    at = shards.pop("model.norm.weight")
+    file.write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(
+        ModelError, match=rf"{at} holds model\.norm\.weight, which the index leaves"
+    ):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"weight_map": {}}', r"index\.json names no tensor"),
+        ('{"weight_map": {"a": "m.safetensors", "a": "n.safetensors"}}', "'a' stands in it twice"),
+    ],
+)
+def test_an_index_names_tensors_and_each_once(tmp_path: Path, text: str, message: str) -> None:
+    (write_tiny_model(tmp_path) / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        resolve_model(str(tmp_path))
 
 
 def with_header(file: Path, edit: Callable[[str], str]) -> None:
@@ -282,6 +349,30 @@ def test_tensors_that_do_not_tile_their_file_are_refused(
     with_header(file, edit)
     with pytest.raises(ModelError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("second", [[20, 36], [12, 28], [0, 16]])
+def test_a_hole_or_an_overlap_is_named_with_its_numbers(tmp_path: Path, second: list[int]) -> None:
+    file = tmp_path / "m.safetensors"
+    save_file({"a": torch.zeros(4), "b": torch.zeros(4)}, file)
+    file.write_bytes(file.read_bytes() + b"1234")
+    with_header(file, lambda header: header.replace("[16,32]", str(second)))
+    message = (
+        rf"m\.safetensors is .* damaged .*'b' begins at byte {second[0]} of the data, not at 16"
+    )
+    with pytest.raises(ModelError, match=message):
+        read_index(file)
+
+
+def test_tensors_may_be_named_in_any_order_and_be_empty(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    tensors = {"b": torch.arange(4.0), "a": torch.zeros(0, 3), "c": torch.tensor(2.0)}
+    save_file(tensors, file, metadata={"format": "pt"})
+    with_header(file, lambda header: json.dumps(dict(reversed(json.loads(header).items()))))
+    found = {tensor.name: (tensor.shape, tensor.data.tobytes()) for tensor in read_index(file)}
+    assert found == {n: (tuple(t.shape), t.numpy().tobytes()) for n, t in tensors.items()}
+    save_file({}, file)
+    assert read_index(file) == ()
 
 
 def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:
