@@ -186,7 +186,7 @@ def _from_gguf(file: Path) -> ModelConfig:
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         tied_head=None,
-        eos_token_ids=_gguf_eos(fields),
+        eos_token_ids=fields.gguf_ends(),
     )
 
 
@@ -198,12 +198,6 @@ def _gguf_scaling(fields: Fields, arch: str) -> RopeScaling | None:
     if kind != "linear":
         raise fields.refuse(f"{arch}.rope.scaling.type", kind)
     return RopeScaling("linear", fields.number(f"{arch}.rope.scaling.factor"))
-
-
-def _gguf_eos(fields: Fields) -> tuple[int, ...]:
-    names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [number for name in names for number in fields.integers(f"tokenizer.ggml.{name}")]
-    return tuple(dict.fromkeys(ids))
 
 
 def _unsupported(where: str, family: str) -> str:

@@ -74,6 +74,12 @@ class Fields:
             raise self._wrong(name, "a whole number below 2^31 or a list of them", value)
         return tuple(many)
 
+    def gguf_ends(self) -> tuple[int, ...]:
+        """The end ids that a GGUF file declares. All ones is how its writers say none."""
+        keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        declared = [key for key in keys if self.values.get(key) != 0xFFFFFFFF]
+        return tuple(dict.fromkeys(id for key in declared for id in self.integers(key)))
+
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; missing is empty."""
         value = self.values.get(name) or []

@@ -91,9 +91,7 @@ def end_ids(values: Mapping[str, GGUFValue], tokenizer: Tokenizer, path: Path) -
 
     Raises `ModelError` for a declared one that no token can have.
     """
-    fields = Fields(str(path), values)
-    names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    declared = [id for name in names for id in fields.integers(name)]
+    declared = Fields(str(path), values).gguf_ends()
     ends = {id for id in declared if tokenizer.id_to_token(id) is not None}
     for id, token in tokenizer.get_added_tokens_decoder().items():
         if token.special and token.content in END_TOKENS:

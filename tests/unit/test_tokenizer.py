@@ -223,7 +223,7 @@ def test_user_defined_tokens_are_whole_and_are_text(tmp_path: Path) -> None:
 
 
 def test_all_declared_and_named_ends_count(tmp_path: Path) -> None:
-    values = byte_level("gpt-2", eot_token_id=3)
+    values = byte_level("gpt-2", eot_token_id=3, eom_token_id=0xFFFFFFFF)
     tokens: Any = values["tokenizer.ggml.tokens"]
     tokens[-3] = "<|im_end|>"
     tokenizer = load_tokenizer(gguf(tmp_path / "m.gguf", values))
