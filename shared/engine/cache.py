@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MADV_POPULATE_WRITE = 23
 _PIECE_BYTES = 4 << 20
-"""A few milliseconds each, as a process that ends waits for the one that is under way."""
+"""About 10 ms each, as a process that ends waits for the one that is under way."""
 
 
 class KVCache:
@@ -44,8 +44,8 @@ class KVCache:
         """Have all of it put into memory, in a thread of least priority that nobody awaits.
 
         The system gives a page when it is first written, at 2.5 ms a MiB on a virtual machine: a
-        prompt of 2,000 tokens in blocks that were never used took a fifth longer. Large pages also
-        spare attention the misses that blocks all over the pool cost it.
+        prompt of 2,000 tokens in blocks that were never used took a fifth longer. Large pages must
+        be asked for before that: what computes asks only in its first step.
         """
         with suppress(OSError):  # a kernel without large pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
