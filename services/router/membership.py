@@ -28,7 +28,7 @@ from kvrelay.shared.types import Role
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-IDLE_POLL_S = 30.0
+IDLE_POLL_S = 60.0
 """At rest: a broken stream tells of itself, the lease's renewal tells who came or went, and the
 next request looks again at once."""
 ASK_DEADLINE_S = 0.25

@@ -19,9 +19,9 @@ from kvrelay.shared.store.keys import LEASE_MS, Keys
 TIMEOUT_S: Final = 0.5
 LOAD_TIMEOUT_S: Final = 0.25
 """Of all that one worker holds: a newly found one waits no longer for its blocks to be known."""
-BLOCK_MS: Final = 10_000
-"""How long a read waits for the next batch. A server that vanished without a word is noticed then;
-each end of a wait costs a router at rest one round trip."""
+BLOCK_MS: Final = 60_000
+"""How long a read waits for the next batch: each end of a wait costs a router at rest one round
+trip. A server that vanished without a word is noticed by the connection itself."""
 
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 

@@ -24,6 +24,9 @@ from kvrelay.shared.errors import ConfigError, StoreError
 SCHEMES = ("redis", "rediss", "unix")
 CONNECT_S: Final = 2.0
 """Also what taking leave of a server may take."""
+KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
+"""Seconds, seconds and probes. A host that vanished is noticed 11 s after its last word, by the
+kernel: a process that waits for an answer sleeps on."""
 
 
 def server_name(url: str) -> str:
@@ -63,6 +66,11 @@ def connect_async(url: str, connections: int) -> redis.asyncio.Redis:
             retry=AsyncRetry(NoBackoff(), 0),
         )
         pool.connection_kwargs["socket_timeout"] = None  # whatever the URL says
+        if urlsplit(url).scheme != "unix":
+            pool.connection_kwargs |= {
+                "socket_keepalive": True,
+                "socket_keepalive_options": KEEPALIVE,
+            }
         return redis.asyncio.Redis.from_pool(pool)
 
 

@@ -110,7 +110,8 @@ class Ledger:
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + REFRESH_S
         while True:
-            await self._wait_for_work(refresh_at - loop.time())
+            # With no request live there is nothing to keep: an idle router sleeps on.
+            await self._wait_for_work(refresh_at - loop.time() if self._live else None)
             if loop.time() >= refresh_at:
                 refresh_at = loop.time() + REFRESH_S
                 for event in self._live.values():
@@ -133,9 +134,9 @@ class Ledger:
         self._queue.append(event)
         self._work.set()
 
-    async def _wait_for_work(self, timeout_s: float) -> None:
+    async def _wait_for_work(self, timeout_s: float | None) -> None:
         try:
-            async with asyncio.timeout(max(timeout_s, 0)):
+            async with asyncio.timeout(timeout_s):
                 await self._work.wait()
         except TimeoutError:
             return
