@@ -29,7 +29,8 @@ CHANNEL_OPTIONS = (
 """Of a router's channels."""
 SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
-    ("grpc.keepalive_time_ms", 5000),
+    # Only for a router that vanished while Redis is away: a lease finds it sooner.
+    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     # Two programs on one port would each get half of the streams.
     ("grpc.so_reuseport", 0),
