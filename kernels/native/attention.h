@@ -54,34 +54,94 @@ struct Keys {
     int start, low, high, used;
 };
 
+// The first position of the key tile that the item begins with.
+inline int first_key(const kvr::Job &job, const kvr::AttentionItem &item) {
+    const int sees = job.a.starts[item.row] + item.first - job.c.window + 1;
+    return job.c.window && sees > 0 ? sees : 0;
+}
+
+// Asks for keys and values some way before they are packed, over the items that one member will
+// likely do: as blocks lie anywhere, the processor cannot know what comes next. A few lines at a
+// time between other work, because whoever asks for more than a core can await at once waits.
+template <class T> class Lookahead {
+  public:
+    Lookahead(const kvr::Job &job, int layer)
+        : job_(job), layer_(layer), row_bytes_(job.c.head_dim * sizeof(T)),
+          to_values_(ptrdiff_t(job.c.kv_heads) * job.c.block_size * row_bytes_) {}
+
+    // The member has taken this item.
+    void begin(int number) {
+        if (number != likely_) {
+            ahead_ = 0;
+            open(number);
+            for (int byte = 0; byte < DISTANCE; byte += STEP) step();
+        }
+        likely_ = number + 1;
+    }
+
+    // So many keys are being packed.
+    void passed(int keys) { ahead_ -= keys * row_bytes_; }
+
+    // Always inline: a call of a function that only asks is dropped by the compiler.
+    inline __attribute__((always_inline)) void step() {
+        if (ahead_ >= DISTANCE || (at_ == run_end_ && !next_run())) return;
+#pragma GCC unroll 16
+        for (int byte = 0; byte < STEP; byte += 64) {
+            __builtin_prefetch(at_ + byte, 0, 2);
+            __builtin_prefetch(at_ + to_values_ + byte, 0, 2);
+        }
+        const int left = int(run_end_ - at_), asked = left < STEP ? left : STEP;
+        at_ += asked;
+        ahead_ += asked;
+    }
+
+  private:
+    static constexpr int DISTANCE = 16384;  // bytes of keys, and as many of values
+    static constexpr int STEP = 256;
+
+    void open(int number) {
+        number_ = number;
+        at_ = run_end_ = nullptr;
+        if (number >= job_.item_count) return;
+        const kvr::AttentionItem &item = job_.items[number];
+        position_ = first_key(job_, item);
+        end_ = job_.a.starts[item.row] + item.first + item.count;
+    }
+
+    // The rows of one block lie side by side. False: there are no more items.
+    __attribute__((noinline)) bool next_run() {
+        if (number_ < job_.item_count && position_ == end_) open(number_ + 1);
+        if (number_ >= job_.item_count) return false;
+        const kvr::AttentionItem &item = job_.items[number_];
+        const int size = job_.c.block_size, place = position_ % size, left = end_ - position_;
+        const int count = left < size - place ? left : size - place;
+        const int32_t *table = job_.a.tables + job_.a.table_offsets[item.row];
+        const int64_t slot = int64_t(table[position_ / size]) * size + place;
+        at_ = reinterpret_cast<const char *>(pool_row<T>(job_, layer_, 0, slot, item.head));
+        run_end_ = at_ + count * row_bytes_;
+        position_ += count;
+        return true;
+    }
+
+    const kvr::Job &job_;
+    const int layer_, row_bytes_;
+    const ptrdiff_t to_values_;  // bytes
+    int likely_ = -1;            // the item that the member takes next
+    int number_ = 0, position_ = 0, end_ = 0;  // the item of the next run, where the run begins
+    const char *at_ = nullptr, *run_end_ = nullptr;
+    int ahead_ = 0;  // bytes of keys that were asked for and are not packed yet
+};
+
 template <class T> struct Attention {
     const kvr::Job &job;
     const int layer, head, row, dim, wide;  // wide: dim, padded
     const int start, rows, heads;  // rows: queries from position `start` on, of `heads` heads each
     const Workspace<T> &work;
+    Lookahead<T> &lookahead;
     static constexpr int VECTORS = KEY_TILE / W;
     static constexpr int WEIGHTS = KEY_TILE * int(sizeof(float) / sizeof(T));  // row to row
     const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
-
-    // Asks for the keys and values at once, as blocks lie anywhere: packing then seldom waits.
-    // Always inline: a call of a function that only asks is dropped by the compiler.
-    inline __attribute__((always_inline)) void fetch(int low, int high) const {
-        const int32_t *table = job.a.tables + job.a.table_offsets[row];
-        const int size = job.c.block_size;
-        for (int position = low; position < high;) {
-            const int place = position % size, left = high - position;
-            const int count = left < size - place ? left : size - place;
-            const T *from =
-                pool_row<T>(job, layer, 0, int64_t(table[position / size]) * size + place, head);
-            for (const char *line = reinterpret_cast<const char *>(from);
-                 line < reinterpret_cast<const char *>(from + count * dim); line += 64) {
-                __builtin_prefetch(line);
-                __builtin_prefetch(line + to_values * sizeof(T));
-            }
-            position += count;
-        }
-    }
 
     // Where the tile's keys are; null where there is none. Values lie at one distance from them.
     void find(const Keys &keys) const {
@@ -108,40 +168,36 @@ template <class T> struct Attention {
         return work.spare + copy * wide;
     }
 
-    void pack_keys(const Keys &keys) const {
+    // W keys from the tile's place `first` on.
+    void pack_keys(int first) const {
         const int words = wide * sizeof(T) / 4;
-        for (int first = 0; first < keys.used; first += W) {
-            const T *from[W];
+        const T *from[W];
+        for (int at = 0; at < W; ++at)
+            from[at] = padded_row(first + at, 0, at);
+        uint32_t *to = reinterpret_cast<uint32_t *>(work.keys) +
+                       ptrdiff_t(first / PANEL) * words * PANEL + first % PANEL;
+        for (int word = 0; word < words; word += W) {
+            vu rows[W];
+#pragma GCC unroll 16
             for (int at = 0; at < W; ++at)
-                from[at] = padded_row(first + at, 0, at);
-            uint32_t *to = reinterpret_cast<uint32_t *>(work.keys) +
-                           ptrdiff_t(first / PANEL) * words * PANEL + first % PANEL;
-            for (int word = 0; word < words; word += W) {
-                vu rows[W];
+                rows[at] = load_as<vu>(reinterpret_cast<const uint32_t *>(from[at]) + word);
+            transpose(rows);
 #pragma GCC unroll 16
-                for (int at = 0; at < W; ++at)
-                    rows[at] = load_as<vu>(reinterpret_cast<const uint32_t *>(from[at]) + word);
-                transpose(rows);
-#pragma GCC unroll 16
-                for (int at = 0; at < W; ++at) store_as(to + (word + at) * PANEL, rows[at]);
-            }
+            for (int at = 0; at < W; ++at) store_as(to + (word + at) * PANEL, rows[at]);
+            lookahead.step();
         }
     }
 
-    void pack_values(const Keys &keys) const {
-        constexpr int STEP = 4 / sizeof(T);
-        for (int first = 0; first < keys.used; first += STEP) {
-            const T *from[2] = {padded_row(first, to_values, 0), nullptr};
-            if constexpr (STEP == 2) from[1] = padded_row(first + 1, to_values, 1);
-            T *to = work.values + first * PANEL;
-            for (int d = 0; d < wide; d += W) {
-                T *at = to + d / PANEL * (KEY_TILE * PANEL) + d % PANEL * STEP;
-                if constexpr (STEP == 2)
-                    store_as(at, widen(load_as<vh>(from[0] + d)) |
-                                     (widen(load_as<vh>(from[1] + d)) << 16));
-                else
-                    store_as(at, load_as<vf>(from[0] + d));
-            }
+    // Their values, woven: so `mix` has its dimensions in another order until the end.
+    void pack_values(int first) const {
+        constexpr int ROWS = 4 / sizeof(T);
+        for (int at = first; at < first + W; at += ROWS) {
+            const T *one = padded_row(at, to_values, 0), *other = nullptr;
+            if constexpr (ROWS == 2) other = padded_row(at + 1, to_values, 1);
+            T *to = work.values + at * PANEL;
+            for (int d = 0; d < wide; d += TILE)
+                weave(one + d, other + d, to + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL);
+            lookahead.step();
         }
     }
 
@@ -255,53 +311,38 @@ template <class T> struct Attention {
     }
 };
 
-// The first position of the key tile that the item begins with.
-inline int first_key(const kvr::Job &job, const kvr::AttentionItem &item) {
-    const int sees = job.a.starts[item.row] + item.first - job.c.window + 1;
-    return job.c.window && sees > 0 ? sees : 0;
-}
-
-// The item comes next: its first keys are on their way meanwhile.
-template <class T>
-inline __attribute__((always_inline)) void expect(const kvr::Job &job, int layer,
-                                                  const kvr::AttentionItem &item,
-                                                  const Workspace<T> &work) {
-    const int dim = job.c.head_dim, low = first_key(job, item);
-    const int known = job.a.starts[item.row], end = low / KEY_TILE * KEY_TILE + KEY_TILE;
-    const Attention<T> a{job, layer, item.head, item.row, dim, padded(dim), 0, 0, 0, work};
-    a.fetch(low, known < end ? known : end);
-}
-
 template <class T>
 inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &item, int first_token,
-                   const Workspace<T> &work) {
+                   const Workspace<T> &work, Lookahead<T> &lookahead) {
     const kvr_config &c = job.c;
     const int dim = c.head_dim, wide = padded(dim), group = c.heads / c.kv_heads;
     const int rows = item.count * group, start = job.a.starts[item.row] + item.first;
     const int token = first_token + item.first, end = start + item.count;
     const T *q = static_cast<const T *>(job.s.q) +
                  (int64_t(item.head) * job.a.tokens + token) * group * wide;
-    const Attention<T> a{job, layer, item.head, item.row, dim, wide, start, rows, group, work};
+    const Attention<T> a{job, layer, item.head, item.row, dim, wide,
+                         start, rows, group, work, lookahead};
     for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
     std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
     std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
     std::memset(work.spare, 0, size_t(17) * wide * sizeof(T));
     const int seen = first_key(job, item);
-    const int first_end = seen / KEY_TILE * KEY_TILE + KEY_TILE;
-    a.fetch(seen, end < first_end ? end : first_end);
     for (int at = seen / KEY_TILE * KEY_TILE; at < end; at += KEY_TILE) {
         const int high = end < at + KEY_TILE ? end : at + KEY_TILE;
         const Keys keys{at, seen > at ? seen : at, high, padded(high - at)};
+        lookahead.passed(high - keys.low);
         a.find(keys);
-        a.pack_keys(keys);
-        a.pack_values(keys);
-        if (high < end) a.fetch(high, end < high + KEY_TILE ? end : high + KEY_TILE);
+        for (int first = 0; first < keys.used; first += W) {
+            a.pack_keys(first);
+            a.pack_values(first);
+        }
         a.add(q, keys);
     }
     const ptrdiff_t stride = padded(c.heads * dim);
     for (int r = 0; r < rows; ++r) {
         float *mix = work.mix + r * wide;
         const float share = 1.0f / sum_of_lanes(load(work.total + r * W));
+        for (int d = 0; d < wide; d += TILE) unweave<T>(mix + d);
         for (int d = 0; d < wide; d += W) store(mix + d, counting(load(mix + d)) * share);
         const int head = item.head * group + r % group;
         copy_as(static_cast<T *>(job.s.mix) + (token + r / group) * stride + head * dim, mix, dim);

@@ -38,7 +38,14 @@ inline void rms_norm(const float *x, const float *weight, int width, float eps, 
 
 // Dimension d turns with d + half. `angles` is cosines, then sines.
 inline void rotate(float *head, const float *angles, int half) {
-    for (int d = 0; d < half; ++d) {
+    int d = 0;
+    for (; d + W <= half; d += W) {
+        const vf low = load(head + d), high = load(head + d + half);
+        const vf cosine = load(angles + d), sine = load(angles + half + d);
+        store(head + d, low * cosine - high * sine);
+        store(head + d + half, high * cosine + low * sine);
+    }
+    for (; d < half; ++d) {
         const float low = head[d], high = head[d + half];
         head[d] = low * angles[d] - high * angles[half + d];
         head[d + half] = high * angles[d] + low * angles[half + d];

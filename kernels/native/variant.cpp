@@ -93,14 +93,14 @@ template <class T> struct Step {
         const int wide = padded(c.head_dim), group = c.heads / c.kv_heads;
         const int most = padded(group > kvr::MOST_QUERIES ? group : kvr::MOST_QUERIES);
         const Workspace<T> work(job.s.attention + member * job.s.attention_bytes, most, wide);
+        Lookahead<T> lookahead(job, layer);
         each(job.item_count, [&](int number) {
-            const int later = number + 1;  // likely this member's next
-            if (later < job.item_count) expect<T>(job, layer, job.items[later], work);
+            lookahead.begin(number);
             const kvr::AttentionItem &item = job.items[number];
             const int first = job.row_tokens[item.row];
             for (int t = 0; job.one_item_each && t < item.count; ++t)
                 rope_write<T>(job, layer, first + t, item.head);
-            attend<T>(job, layer, item, first, work);
+            attend<T>(job, layer, item, first, work, lookahead);
         });
         watch.spent(ATTENTION);
     }
