@@ -192,7 +192,7 @@ template <class T> struct Attention {
     void pack_values(int first) const {
         constexpr int ROWS = 4 / sizeof(T);
         for (int at = first; at < first + W; at += ROWS) {
-            const T *one = padded_row(at, to_values, 0), *other = nullptr;
+            const T *one = padded_row(at, to_values, 0), *other = one;
             if constexpr (ROWS == 2) other = padded_row(at + 1, to_values, 1);
             T *to = work.values + at * PANEL;
             for (int d = 0; d < wide; d += TILE)
