@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.3
 HELLO_DEADLINE_S = 2.0
+BEAT_S = 3.0
+"""Time between two beats, and for the answer to one."""
 
 Call = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
 OnEvent = Callable[[str, pb.Event], None]
@@ -54,6 +56,9 @@ class Link:
     `prepare` is awaited each time before it opens. When the stream breaks, `on_lost` is called
     once, and the link tries again until it is closed: the worker may be there still (a reset
     connection), or its lease ends and the link is closed.
+
+    A worker that is silent although it is asked, while `needed` says that something waits for it,
+    counts as a broken stream: with Redis away no lease tells of one that is frozen or cut off.
     """
 
     def __init__(
@@ -66,10 +71,16 @@ class Link:
         self._on_event = on_event
         self._on_lost = on_lost
         self.prepare: OnOpen = at_once
+        self.needed: Callable[[], bool] = lambda: True
         self.tried = asyncio.Event()
         """It has been open, or could not be opened at once."""
         self._commands: list[pb.Command] = []
         self._filled = asyncio.Event()
+        self._used = asyncio.Event()
+        self._beat = False
+        """Due to be sent."""
+        self._heard = False
+        """Anything, since the last beat."""
         self._tasks = TaskSet()
         self._tasks.spawn(self._run())
 
@@ -78,6 +89,7 @@ class Link:
         if self.open:
             self._commands.append(command)
             self._filled.set()
+            self._used.set()
 
     async def close(self) -> None:
         await self._tasks.cancel()
@@ -123,15 +135,27 @@ class Link:
             self.open = True
             self.tried.set()
             log.info("stream to worker %s is open", self.incarnation)
-            writer = asyncio.create_task(self._write(call))
+            reader, watch = (
+                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._watch()),
+            )
+            tasks = (reader, watch, asyncio.create_task(self._write(call)))
             try:
-                while isinstance(message := await call.read(), pb.FromWorker):
-                    for event in message.events.events:
-                        self._on_event(self.incarnation, event)
+                await asyncio.wait((reader, watch), return_when=asyncio.FIRST_COMPLETED)
+                for task in (watch, reader):
+                    if task.done():
+                        task.result()
             finally:
-                writer.cancel()
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Call) -> None:
+        while isinstance(message := await call.read(), pb.FromWorker):
+            self._heard = True
+            for event in message.events.events:
+                self._on_event(self.incarnation, event)
 
     async def _write(self, call: Call) -> None:
         """What is queued, all of it in one message; a broken stream ends the reader, too."""
@@ -141,6 +165,27 @@ class Link:
             commands, self._commands = self._commands, []
             if commands:
                 await call.write(pb.ToWorker(commands=pb.Commands(commands=commands)))
+            if self._beat:
+                self._beat = False
+                await call.write(pb.ToWorker(commands=pb.Commands()))
+
+    async def _watch(self) -> None:
+        """Beats from the first command on until nothing is needed; asleep at rest.
+
+        Raises `TimeoutError` when nothing was heard since a beat.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._used.wait()
+            self._used.clear()
+            while self.needed():
+                self._beat, self._heard = True, False
+                self._filled.set()
+                due = clock() + BEAT_S
+                await asyncio.sleep(BEAT_S)
+                # Had this process stood still itself, the answer could wait unread.
+                if not self._heard and clock() < due + BEAT_S / 2:
+                    raise TimeoutError(f"silent for {BEAT_S:g} s")
 
     def _hello(self) -> pb.ToWorker:
         hello = pb.RouterHello(protocol=PROTOCOL, router=self._router, worker=self.incarnation)

@@ -174,6 +174,7 @@ class Membership:
             record.incarnation, record.grpc_address, self._router, self._on_event, self._lost
         )
         link.prepare = self.prepare
+        link.needed = lambda: self.busy()
         self._members[record.incarnation] = Member(record, load, link)
         log.info("found %s worker %s at %s", record.role, record.name, record.grpc_address)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.types import FinishReason, LegRef, LegSpec, SamplingParams
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -17,20 +17,17 @@ _COMMON_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     # A ping without an answer counts by this one too, whose default is a minute.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # Also what the kernel waits for the other host to acknowledge what was sent.
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # For a peer that vanished from a pair at rest while Redis is away: leases and, while requests
+    # run, the router's beats find it sooner. Each ping wakes threads of both processes about fifty
+    # times, so at rest they would be what it costs.
+    ("grpc.keepalive_time_ms", 30_000),
 )
-CHANNEL_OPTIONS = (
-    *_COMMON_OPTIONS,
-    # Leases find what is dead or frozen. The pings find it while Redis is away, and a network that
-    # swallows packets.
-    # Each ping wakes threads of both processes about fifty times, so idle they are what it costs.
-    ("grpc.keepalive_time_ms", 4000),
-)
+CHANNEL_OPTIONS = _COMMON_OPTIONS
 """Of a router's channels."""
 SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
-    # Only for a router that vanished while Redis is away: a lease finds it sooner.
-    ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     # Two programs on one port would each get half of the streams.
     ("grpc.so_reuseport", 0),

@@ -1,7 +1,8 @@
 """What waits to be written to one router stream: appended by deliveries, drained whole.
 
-Everything of one engine step leaves in one message. A router that reads nothing is cut off when the
-keepalive of its stream fails, so the size is bounded by what its legs produce in that time.
+Everything of one engine step leaves in one message. A router that reads nothing is cut off when its
+lease ends or the keepalive of its stream fails, so the size is bounded by what its legs produce in
+that time.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ class Outbox:
         self._events.append(event)
         self._filled.set()
 
+    def beat(self) -> None:
+        """The router asks whether anybody is here: any message is an answer, an empty one, too."""
+        self._filled.set()
+
     def close(self) -> None:
         """What is left is taken, then nothing. Idempotent."""
         self._closed = True
         self._filled.set()
 
-    async def take(self) -> list[pb.Event]:
-        """All events since the last call; waits for the first. Empty once closed and drained."""
+    async def take(self) -> list[pb.Event] | None:
+        """All events since the last call; waits for the first, or a beat.
+
+        None once closed and drained.
+        """
         await self._filled.wait()
-        if not self._closed:
-            self._filled.clear()
         events, self._events = self._events, []
+        if self._closed:
+            return events or None
+        self._filled.clear()
         return events

@@ -51,7 +51,7 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
         try:
             own_hello = pb.WorkerHello(protocol=PROTOCOL, worker=node.incarnation)
             await context.write(pb.FromWorker(hello=own_hello))
-            while events := await outbox.take():
+            while (events := await outbox.take()) is not None:
                 await context.write(pb.FromWorker(events=pb.Events(events=events)))
         finally:
             reader.cancel()
@@ -77,8 +77,11 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
     async def _read(self, node: Commanded, owner: str, outbox: Outbox, context: Context) -> None:
         try:
             while isinstance(message := await context.read(), pb.ToWorker):
-                for command in message.commands.commands:
+                commands = message.commands.commands
+                for command in commands:
                     node.command(owner, command)
+                if not commands:
+                    outbox.beat()
         except (grpc.RpcError, ValueError, KeyError) as error:
             log.warning("stream of router %s ends: %s", owner, error)
         finally:
