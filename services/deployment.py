@@ -28,7 +28,7 @@ class UpConfig(Settings):
     decode: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of decode workers."""
     unsplit: bool = False
-    """One worker that does both, instead: the baseline to compare with."""
+    """Workers that do both, as many as `decode`, and no prefill: the baseline to compare with."""
     verbose: bool = False
     """Show the logs of all parts here instead of keeping them in files."""
     ready_s: Annotated[float, Field(gt=0, le=86400)] = 300.0
@@ -56,7 +56,7 @@ def worker_configs(deployment: Deployment) -> list[WorkerConfig]:
     given = {Role.DECODE: {"shared_duty": duty}}  # one affinity for all: they share processors
     counts = {Role.PREFILL: up.prefill, Role.DECODE: up.decode}
     if up.unsplit:
-        counts = {Role.BOTH: 1}
+        counts = {Role.BOTH: up.decode}
     return [
         pattern.model_copy(
             update={"role": role, "name": f"{role.value}-{i}", "port": 0, "metrics_port": 0}

@@ -169,6 +169,7 @@ class _Run:
         finally:
             self._say("stopping ...")
             await self._stop()
+            self._say("stopped")
 
     async def _start(self) -> None:
         self._say(f"starting {', '.join(p.spec.name for p in self._parts)} ...")

@@ -61,8 +61,7 @@ def check_listen(host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port is {port}: another program listens there on {host}; "
-                "choose another with --port"
+                f"port: {port} on {host} is taken by another program; choose another with --port"
             ) from error
         if error.errno == errno.EADDRNOTAVAIL:
             raise ConfigError(f"host is {host!r}: no address of this machine") from error

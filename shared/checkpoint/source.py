@@ -140,4 +140,4 @@ def _fetch_from_hub(name: str) -> Path:
         raise ModelError(f"{name!r} is neither a path nor a model id of the hub") from error
     except OSError as error:  # the base of the hub's own errors, of no network and of no disk
         reason = str(error).partition("\n")[0]
-        raise ModelError(f"{name!r} is no path here, and the hub failed: {reason}") from error
+        raise ModelError(f"{name!r} is no path here, and the hub cannot be asked: {reason}") from error

@@ -109,7 +109,7 @@ def test_it_prints_each_part_and_a_curl_and_leaves_nothing_after_ctrl_c(
     assert f"curl {url}/v1/chat/completions" in said
     [logs] = (tmp_path / "cache" / "runs").iterdir()
     assert sorted(log.name for log in logs.iterdir()) == sorted(f"{p}.log" for p in PARTS)
-    assert up.end(signal.SIGINT) == (0, "stopping ...\n")
+    assert up.end(signal.SIGINT) == (0, "stopping ...\nstopped\n")
     assert up.left() == []
     assert list(up.temp.iterdir()) == []
 
@@ -121,7 +121,7 @@ def test_a_part_that_is_killed_is_started_again_and_then_all_stop(start: Start) 
         os.kill(up.pids[name], signal.SIGKILL)
         assert f"{name} died (killed by SIGKILL); starting it again in 0.5 s" in up.until("died")
         assert re.search(rf"{name} is back \(pid \d+\)", up.until("is back"))
-    assert up.end(signal.SIGTERM) == (0, "stopping ...\n")
+    assert up.end(signal.SIGTERM) == (0, "stopping ...\nstopped\n")
     assert up.left() == []
 
 
@@ -133,7 +133,7 @@ def test_logs_that_somebody_removed_stop_no_part_from_coming_back(
     shutil.rmtree(tmp_path / "cache" / "runs")
     os.kill(up.pids["decode-0"], signal.SIGKILL)
     assert re.search(r"decode-0 is back \(pid \d+\)", up.until("is back"))
-    assert up.end(signal.SIGTERM) == (0, "stopping ...\n")
+    assert up.end(signal.SIGTERM) == (0, "stopping ...\nstopped\n")
     assert [log.name for log in tmp_path.glob("cache/runs/*/*")] == ["decode-0.log"]
 
 
@@ -163,7 +163,7 @@ def test_ctrl_c_while_starting_leaves_nothing(start: Start, tmp_path: Path) -> N
     up = start()
     up.until("starting")
     code, said = up.end(signal.SIGINT)
-    assert (code, said) == (0, "stopping ...\n")
+    assert (code, said) == (0, "stopping ...\nstopped\n")
     assert up.left() == []
 
 
@@ -172,7 +172,7 @@ def test_a_frozen_part_is_ended_too(start: Start) -> None:
     up.until("Logs: ")
     os.kill(up.pids["router"], signal.SIGSTOP)
     os.kill(up.pids["decode-0"], signal.SIGSTOP)
-    assert up.end(signal.SIGINT) == (0, "stopping ...\n")
+    assert up.end(signal.SIGINT) == (0, "stopping ...\nstopped\n")
     assert up.left() == []
 
 
@@ -210,7 +210,7 @@ def test_a_port_in_use_is_named_before_anything_starts(start: Start) -> None:
         said, _ = up.process.communicate(timeout=30)
     assert up.process.returncode == 1
     assert said == (
-        f"error: port is {port}: another program listens there on 127.0.0.1; "
+        f"error: port: {port} on 127.0.0.1 is taken by another program; "
         "choose another with --port\n"
     )
 
@@ -230,9 +230,9 @@ def test_workers_differ_in_role_and_name_and_share_no_port() -> None:
     assert {(c.port, c.metrics_port, c.threads) for c in configs} == {(0, 0, 2)}
 
 
-def test_unsplit_is_one_worker_that_does_both() -> None:
-    configs = worker_configs(deployment(UpConfig(prefill=3, unsplit=True)))
-    assert [(c.role, c.name) for c in configs] == [(Role.BOTH, "both-0")]
+def test_unsplit_is_workers_that_do_both_as_many_as_decode() -> None:
+    configs = worker_configs(deployment(UpConfig(prefill=3, decode=2, unsplit=True)))
+    assert [(c.role, c.name) for c in configs] == [(Role.BOTH, "both-0"), (Role.BOTH, "both-1")]
 
 
 def test_decode_workers_give_way_to_prompts_where_they_share_processors() -> None:
