@@ -140,4 +140,5 @@ def _fetch_from_hub(name: str) -> Path:
         raise ModelError(f"{name!r} is neither a path nor a model id of the hub") from error
     except OSError as error:  # the base of the hub's own errors, of no network and of no disk
         reason = str(error).partition("\n")[0]
-        raise ModelError(f"{name!r} is no path here, and the hub cannot be asked: {reason}") from error
+        message = f"{name!r} is no path here, and the hub does not answer: {reason}"
+        raise ModelError(message) from error
