@@ -30,7 +30,7 @@ template <class T> struct Workspace {
     T *keys;           // [KEY_TILE / 16] panels of depth D
     T *values;         // [D / 16] panels of depth KEY_TILE
     const T **places;  // [KEY_TILE] see `find`
-    T *spare;          // [17, D]: padded copies of rows, and a row of zeros
+    T *spare;          // [17, D]: copies of rows, padded with zeros, and a row of zeros
 
     Workspace(char *at, int rows, int dim) {
         auto carve = [&at](auto *&field, size_t count) {
@@ -46,6 +46,7 @@ template <class T> struct Workspace {
         carve(values, size_t(KEY_TILE) * dim);
         carve(places, KEY_TILE);
         carve(spare, size_t(17) * dim);
+        std::memset(spare, 0, size_t(17) * dim * sizeof *spare);
     }
 };
 
@@ -54,19 +55,13 @@ struct Keys {
     int start, low, high, used;
 };
 
-// The first position of the key tile that the item begins with.
-inline int first_key(const kvr::Job &job, const kvr::AttentionItem &item) {
-    const int sees = job.a.starts[item.row] + item.first - job.c.window + 1;
-    return job.c.window && sees > 0 ? sees : 0;
-}
-
 // Asks for keys and values some way before they are packed, over the items that one member will
 // likely do: as blocks lie anywhere, the processor cannot know what comes next. A few lines at a
 // time between other work, because whoever asks for more than a core can await at once waits.
-template <class T> class Lookahead {
+template <class T, class Item> class Lookahead {
   public:
-    Lookahead(const kvr::Job &job, int layer)
-        : job_(job), layer_(layer), row_bytes_(job.c.head_dim * sizeof(T)),
+    Lookahead(const kvr::Job &job, int layer, const Item *items, int count)
+        : job_(job), items_(items), count_(count), layer_(layer), row_bytes_(job.c.head_dim * sizeof(T)),
           to_values_(ptrdiff_t(job.c.kv_heads) * job.c.block_size * row_bytes_) {}
 
     // The member has taken this item.
@@ -102,17 +97,16 @@ template <class T> class Lookahead {
     void open(int number) {
         number_ = number;
         at_ = run_end_ = nullptr;
-        if (number >= job_.item_count) return;
-        const kvr::AttentionItem &item = job_.items[number];
-        position_ = first_key(job_, item);
-        end_ = job_.a.starts[item.row] + item.first + item.count;
+        if (number >= count_) return;
+        position_ = items_[number].begin;
+        end_ = items_[number].end;
     }
 
     // The rows of one block lie side by side. False: there are no more items.
     __attribute__((noinline)) bool next_run() {
-        if (number_ < job_.item_count && position_ == end_) open(number_ + 1);
-        if (number_ >= job_.item_count) return false;
-        const kvr::AttentionItem &item = job_.items[number_];
+        while (number_ < count_ && position_ == end_) open(number_ + 1);
+        if (number_ >= count_) return false;
+        const Item &item = items_[number_];
         const int size = job_.c.block_size, place = position_ % size, left = end_ - position_;
         const int count = left < size - place ? left : size - place;
         const int32_t *table = job_.a.tables + job_.a.table_offsets[item.row];
@@ -124,7 +118,8 @@ template <class T> class Lookahead {
     }
 
     const kvr::Job &job_;
-    const int layer_, row_bytes_;
+    const Item *items_;
+    const int count_, layer_, row_bytes_;
     const ptrdiff_t to_values_;  // bytes
     int likely_ = -1;            // the item that the member takes next
     int number_ = 0, position_ = 0, end_ = 0;  // the item of the next run, where the run begins
@@ -132,17 +127,24 @@ template <class T> class Lookahead {
     int ahead_ = 0;  // bytes of keys that were asked for and are not packed yet
 };
 
-template <class T> struct Attention {
+// Packs keys and values of one request for one KV head.
+template <class T, class Ahead> struct Packer {
     const kvr::Job &job;
     const int layer, head, row, dim, wide;  // wide: dim, padded
-    const int start, rows, heads;  // rows: queries from position `start` on, of `heads` heads each
     const Workspace<T> &work;
-    Lookahead<T> &lookahead;
-    static constexpr int VECTORS = KEY_TILE / W;
-    static constexpr int WEIGHTS = KEY_TILE * int(sizeof(float) / sizeof(T));  // row to row
-    const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
+    Ahead &lookahead;
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
 
+    void pack(const Keys &keys, T *to_keys, T *to_values) const {
+        lookahead.passed(keys.high - keys.low);
+        find(keys);
+        for (int first = 0; first < keys.used; first += W) {
+            pack_keys(first, to_keys);
+            pack_values(first, to_values);
+        }
+    }
+
+  private:
     // Where the tile's keys are; null where there is none. Values lie at one distance from them.
     void find(const Keys &keys) const {
         const int32_t *table = job.a.tables + job.a.table_offsets[row];
@@ -169,12 +171,12 @@ template <class T> struct Attention {
     }
 
     // W keys from the tile's place `first` on.
-    void pack_keys(int first) const {
+    void pack_keys(int first, T *keys) const {
         const int words = wide * sizeof(T) / 4;
         const T *from[W];
         for (int at = 0; at < W; ++at)
             from[at] = padded_row(first + at, 0, at);
-        uint32_t *to = reinterpret_cast<uint32_t *>(work.keys) +
+        uint32_t *to = reinterpret_cast<uint32_t *>(keys) +
                        ptrdiff_t(first / PANEL) * words * PANEL + first % PANEL;
         for (int word = 0; word < words; word += W) {
             vu rows[W];
@@ -189,24 +191,32 @@ template <class T> struct Attention {
     }
 
     // Their values, woven: so `mix` has its dimensions in another order until the end.
-    void pack_values(int first) const {
+    void pack_values(int first, T *values) const {
         constexpr int ROWS = 4 / sizeof(T);
         for (int at = first; at < first + W; at += ROWS) {
             const T *one = padded_row(at, to_values, 0), *other = one;
             if constexpr (ROWS == 2) other = padded_row(at + 1, to_values, 1);
-            T *to = work.values + at * PANEL;
+            T *to = values + at * PANEL;
             for (int d = 0; d < wide; d += TILE)
                 weave(one + d, other + d, to + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL);
             lookahead.step();
         }
     }
+};
 
-    // Whether a query at `position` sees all places of the tile, and the tile is full.
-    bool sees_all(int position, const Keys &keys) const {
+template <class T> struct Attention {
+    const kvr::Job &job;
+    const int dim, wide;  // wide: dim, padded
+    const int start, rows, heads;  // rows: queries from position `start` on, of `heads` heads each
+    const Workspace<T> &work;
+    static constexpr int VECTORS = KEY_TILE / W;
+    static constexpr int WEIGHTS = KEY_TILE * int(sizeof(float) / sizeof(T));  // row to row
+    const float scale = 1.44269504f / __builtin_sqrtf(float(dim));  // weights are powers of two
+
+    // Whether the tile's first place is not too far back for a query at `position`.
+    bool sees_first(int position, const Keys &keys) const {
         const int window = job.c.window;
-        return keys.used == KEY_TILE && keys.low == keys.start &&
-               position >= keys.start + KEY_TILE - 1 &&
-               (!window || position - window < keys.start);
+        return !window || position - window < keys.start;
     }
 
     float *scores_of(int r) const { return work.scores + r * KEY_TILE; }
@@ -216,21 +226,32 @@ template <class T> struct Attention {
     void soften(int group, const Keys &keys) const {
         const int first = group * QUERY_ROWS, rows = rows_of(group);
         const int low = start + first / heads, high = start + (first + rows - 1) / heads;
-        if (rows == QUERY_ROWS && sees_all(low, keys) && sees_all(high, keys))
-            for (int r = 0; r < rows; r += W) soften_all(first + r, r);
+        const bool whole = rows == QUERY_ROWS && keys.low == keys.start && sees_first(high, keys);
+        if (whole && keys.used == KEY_TILE && low >= keys.start + KEY_TILE - 1)
+            for (int r = 0; r < rows; r += W) soften_many<false>(first + r, r, keys);
+        else if (whole && low >= keys.start)
+            for (int r = 0; r < rows; r += W) soften_many<true>(first + r, r, keys);
         else
             for (int r = 0; r < rows; ++r)
                 soften_one(first + r, r, start + (first + r) / heads, keys);
     }
 
-    // W rows that see the whole tile: what is one number per row is computed for all at once.
-    void soften_all(int row, int r) const {
+    // W rows that see the whole tile or, with `CAUSAL`, from its first place up to their own: what
+    // is one number per row is computed for all at once.
+    template <bool CAUSAL> void soften_many(int row, int r, const Keys &keys) const {
+        vi lane;
+        for (int at = 0; at < W; ++at) lane[at] = at;
+        const auto score_of = [&](int at, int v) {
+            const vf score = load(scores_of(r + at) + v * W);
+            if (!CAUSAL) return score;
+            const int last = start + (row + at) / heads - keys.start - v * W;
+            return lane <= last ? score : splat(-__builtin_inff());
+        };
         vf most[W];
 #pragma GCC unroll 16
         for (int at = 0; at < W; ++at) {
-            const float *scores = scores_of(r + at);
-            most[at] = load(scores);
-            for (int v = 1; v < VECTORS; ++v) most[at] = larger(load(scores + v * W), most[at]);
+            most[at] = score_of(at, 0);
+            for (int v = 1; v < VECTORS; ++v) most[at] = larger(score_of(at, v), most[at]);
         }
         const vf before = load(work.top + row), top = larger(before, largest_lanes(most));
         const vf shrink = exp2_for(T{}, (before - top) * scale);
@@ -239,7 +260,7 @@ template <class T> struct Attention {
         for (int at = 0; at < W; ++at) {
             vf score[VECTORS];
 #pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; ++v) score[v] = load(scores_of(r + at) + v * W);
+            for (int v = 0; v < VECTORS; ++v) score[v] = score_of(at, v);
             weigh<VECTORS>(row + at, score, VECTORS, weights_of(r + at));
         }
     }
@@ -290,17 +311,27 @@ template <class T> struct Attention {
     }
 
     // One key tile.
-    void add(const T *q, const Keys &keys) const {
+    void add(const T *q, const Keys &keys, const T *key_tile, const T *value_tile) const {
         for (int group = 0; group * QUERY_ROWS < rows; ++group) {
             const int first = group * QUERY_ROWS, count = rows_of(group);
-            for (int key = 0; key < keys.used; key += TILE)
+            int key = 0;
+            for (; key + 2 * TILE <= keys.used; key += 2 * TILE)
+                wide_tile(q + first * wide, wide, count,
+                          Packed{key_tile + key * wide, wide * PANEL, wide}, work.scores + key,
+                          KEY_TILE, false);
+            for (; key < keys.used; key += TILE)
                 tile(q + first * wide, wide, count,
-                     Packed{work.keys + key * wide, wide * PANEL, wide}, work.scores + key,
+                     Packed{key_tile + key * wide, wide * PANEL, wide}, work.scores + key,
                      KEY_TILE);
             soften(group, keys);
-            for (int d = 0; d < wide; d += TILE)
+            int d = 0;
+            for (; d + 2 * TILE <= wide; d += 2 * TILE)
+                wide_tile(weights_of(0), WEIGHTS, count,
+                          Packed{value_tile + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, keys.used},
+                          work.mix + first * wide + d, wide, true);
+            for (; d < wide; d += TILE)
                 tile(weights_of(0), WEIGHTS, count,
-                     Packed{work.values + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, keys.used},
+                     Packed{value_tile + ptrdiff_t(d) * KEY_TILE, KEY_TILE * PANEL, keys.used},
                      work.mix + first * wide + d, wide, {}, true);
         }
     }
@@ -312,31 +343,45 @@ template <class T> struct Attention {
 };
 
 template <class T>
+inline T *packed_at(const kvr::Job &job, int place) {
+    return static_cast<T *>(job.s.packed) +
+           int64_t(place) * 2 * KEY_TILE * padded(job.c.head_dim);
+}
+
+template <class T, class Ahead>
+inline void pack_shared(const kvr::Job &job, int layer, const kvr::PackItem &item,
+                        const Workspace<T> &work, Ahead &lookahead) {
+    const int dim = job.c.head_dim, wide = padded(dim), start = item.begin / KEY_TILE * KEY_TILE;
+    T *keys = packed_at<T>(job, item.place);
+    Packer<T, Ahead>{job, layer, item.head, item.row, dim, wide, work, lookahead}.pack(
+        {start, item.begin, item.end, padded(item.end - start)}, keys, keys + KEY_TILE * wide);
+}
+
+template <class T, class Ahead>
 inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &item, int first_token,
-                   const Workspace<T> &work, Lookahead<T> &lookahead) {
+                   const Workspace<T> &work, Ahead &lookahead) {
     const kvr_config &c = job.c;
     const int dim = c.head_dim, wide = padded(dim), group = c.heads / c.kv_heads;
     const int rows = item.count * group, start = job.a.starts[item.row] + item.first;
     const int token = first_token + item.first, end = start + item.count;
+    const int sees = start - c.window + 1, seen = c.window && sees > 0 ? sees : 0;
     const T *q = static_cast<const T *>(job.s.q) +
                  (int64_t(item.head) * job.a.tokens + token) * group * wide;
-    const Attention<T> a{job, layer, item.head, item.row, dim, wide,
-                         start, rows, group, work, lookahead};
+    const Packer<T, Ahead> packer{job, layer, item.head, item.row, dim, wide, work, lookahead};
+    const Attention<T> a{job, dim, wide, start, rows, group, work};
     for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
     std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
     std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
-    std::memset(work.spare, 0, size_t(17) * wide * sizeof(T));
-    const int seen = first_key(job, item);
     for (int at = seen / KEY_TILE * KEY_TILE; at < end; at += KEY_TILE) {
         const int high = end < at + KEY_TILE ? end : at + KEY_TILE;
         const Keys keys{at, seen > at ? seen : at, high, padded(high - at)};
-        lookahead.passed(high - keys.low);
-        a.find(keys);
-        for (int first = 0; first < keys.used; first += W) {
-            a.pack_keys(first);
-            a.pack_values(first);
+        if (item.shared) {
+            const T *tile = packed_at<T>(job, item.place + at / KEY_TILE);
+            a.add(q, keys, tile, tile + KEY_TILE * wide);
+        } else {
+            packer.pack(keys, work.keys, work.values);
+            a.add(q, keys, work.keys, work.values);
         }
-        a.add(q, keys);
     }
     const ptrdiff_t stride = padded(c.heads * dim);
     for (int r = 0; r < rows; ++r) {

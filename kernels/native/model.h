@@ -21,7 +21,8 @@ constexpr int SPARE_ROWS = 32;  // that products by AMX may read past the last
 // Up to so many rows are normed by every member for itself: cheaper than to wait for the others.
 constexpr int FEW_ROWS = 32;
 constexpr int MOST_HEAD_DIM = 512;
-constexpr int MOST_QUERIES = 384;  // rows (positions x heads of a group) of one attention item
+constexpr int MOST_QUERIES = 96;  // rows (positions x heads of a group) of one attention item
+constexpr int64_t SHARED_BYTES = 4 << 20;  // of key tiles packed at a time, if one head needs no more
 constexpr int QUERY_ROWS = 16;     // of them, whose scores are computed at once
 
 constexpr int DRAW_CHUNK = 64;  // ids whose weights are summed together when a token is drawn
@@ -47,9 +48,26 @@ struct Layer {
     Matrix qkv, attention_out, gate_up, down;
 };
 
+// A key tile of one request for one KV head, packed once for all query tiles that see it.
+struct PackItem {
+    int row, head;
+    int begin, end;  // positions of its keys
+    int place;       // in Scratch::packed
+};
+
 // One query tile of one request for one KV head.
 struct AttentionItem {
-    int row, head, first, count;  // first: of the row's tokens
+    int row, head;
+    int begin, end;    // positions of the keys that it packs for itself, if any
+    int first, count;  // of the row's tokens
+    bool shared;       // its keys are packed before
+    int place;         // then that of the key tile of position 0, as if that was packed, too
+};
+
+// What is done between meetings: what is packed, then what sees it. Each begins where the wave
+// before it ends.
+struct Wave {
+    int packs_end, items_end;
 };
 
 struct Scratch {
@@ -62,6 +80,7 @@ struct Scratch {
     void *gated;   // [T, F]
     int *position;  // [T]
     int64_t *slot;  // [T] block * block_size + slot
+    void *packed;     // per place the keys of a tile, then its values: [KEY_TILE * D] each
     char *attention;  // one piece per member
     size_t attention_bytes;
 };
@@ -77,8 +96,12 @@ struct Job {
     Scratch s;
     kvr_step_args a;
     const int *row_tokens;  // [rows] where each row's tokens begin
+    const PackItem *packs;
+    int pack_count;
     const AttentionItem *items;
     int item_count;
+    const Wave *waves;
+    int wave_count;
     bool one_item_each;  // per request and KV head
     int64_t *progress;
     int64_t *times;

@@ -26,7 +26,7 @@ struct Product {
 constexpr int ROW_BLOCK = 256;  // rows of one work item: their inputs stay in the second cache
 // By AMX, sums of many rows are put away after so much of K: that much of a column tile stays in the
 // first cache, also where two threads share one.
-constexpr int DEPTH_BLOCK = 192;
+constexpr int DEPTH_BLOCK = 288;
 
 template <class T> inline vf silu(vf x) {
     const float minus_log2_e = -1.44269504f;

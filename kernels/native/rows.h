@@ -36,19 +36,19 @@ inline void rms_norm(const float *x, const float *weight, int width, float eps, 
     for (int at = 0; at < all; at += W) store(out + at, load(x + at) * scale * load(weight + at));
 }
 
-// Dimension d turns with d + half. `angles` is cosines, then sines.
-inline void rotate(float *head, const float *angles, int half) {
+// Dimension d turns with d + half. `angles` is cosines, then sines. `to` may be `head`.
+inline void rotate(const float *head, const float *angles, int half, float *to) {
     int d = 0;
     for (; d + W <= half; d += W) {
         const vf low = load(head + d), high = load(head + d + half);
         const vf cosine = load(angles + d), sine = load(angles + half + d);
-        store(head + d, low * cosine - high * sine);
-        store(head + d + half, high * cosine + low * sine);
+        store(to + d, low * cosine - high * sine);
+        store(to + d + half, high * cosine + low * sine);
     }
     for (; d < half; ++d) {
         const float low = head[d], high = head[d + half];
-        head[d] = low * angles[d] - high * angles[half + d];
-        head[d + half] = high * angles[d] + low * angles[half + d];
+        to[d] = low * angles[d] - high * angles[half + d];
+        to[d + half] = high * angles[d] + low * angles[half + d];
     }
 }
 
@@ -69,11 +69,16 @@ template <class T> inline void rope_write(const kvr::Job &job, int layer, int to
     const float *qkv = job.s.qkv + int64_t(token) * padded((c.heads + 2 * c.kv_heads) * dim);
     const float *angles = job.rope + int64_t(job.s.position[token]) * dim;
     const int64_t slot = job.s.slot[token];
-    alignas(64) float head[kvr::MOST_HEAD_DIM] = {};
+    alignas(64) float head[kvr::MOST_HEAD_DIM];
+    for (int at = dim; at < wide; ++at) head[at] = 0.0f;
     const auto turn = [&](int number, const float *norm) {
-        std::memcpy(head, qkv + number * dim, dim * sizeof(float));
-        if (c.qk_norm) rms_norm(head, norm, dim, c.rms_eps, head);
-        rotate(head, angles, dim / 2);
+        const float *from = qkv + number * dim;
+        if (c.qk_norm) {
+            std::memcpy(head, from, dim * sizeof(float));
+            rms_norm(head, norm, dim, c.rms_eps, head);
+            from = head;
+        }
+        rotate(from, angles, dim / 2, head);
     };
     T *q = static_cast<T *>(job.s.q) + (int64_t(kv_head) * job.a.tokens + token) * group * wide;
     for (int g = 0; g < group; ++g, q += wide) {

@@ -75,10 +75,12 @@ struct Model {
     float *norm = nullptr;
     const float *rope = nullptr;
     int64_t rope_positions = 0;
-    Region weights, memory;
+    Region weights, memory, packed;
     Scratch scratch{};
-    int64_t room_tokens = 0;
+    int64_t room_tokens = 0, room_places = 0;
+    std::vector<PackItem> packs;
     std::vector<AttentionItem> items;
+    std::vector<Wave> waves;
     std::vector<int> row_tokens;
     const void *seen_pool = nullptr;
     int64_t progress = 0, times[3] = {};
@@ -148,6 +150,22 @@ struct Model {
         if (!memory.reserve(lay_out_scratch(nullptr, tokens))) return false;
         lay_out_scratch(memory.at(), tokens);
         room_tokens = tokens;
+        return true;
+    }
+
+    // The first position that a row's token `first` sees.
+    int first_key(const kvr_step_args &a, int row, int first) const {
+        const int sees = a.starts[row] + first - c.window + 1;
+        return c.window && sees > 0 ? sees : 0;
+    }
+
+    int64_t place_bytes() const { return 2 * KEY_TILE * padded(c.head_dim) * int64_t(item); }
+
+    bool ensure_places(int64_t places) {
+        if (places <= room_places) return true;
+        room_places = 0;
+        if (!packed.reserve(places * place_bytes())) return false;
+        room_places = places;
         return true;
     }
 

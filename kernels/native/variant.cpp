@@ -93,15 +93,26 @@ template <class T> struct Step {
         const int wide = padded(c.head_dim), group = c.heads / c.kv_heads;
         const int most = padded(group > kvr::MOST_QUERIES ? group : kvr::MOST_QUERIES);
         const Workspace<T> work(job.s.attention + member * job.s.attention_bytes, most, wide);
-        Lookahead<T> lookahead(job, layer);
-        each(job.item_count, [&](int number) {
-            lookahead.begin(number);
-            const kvr::AttentionItem &item = job.items[number];
-            const int first = job.row_tokens[item.row];
-            for (int t = 0; job.one_item_each && t < item.count; ++t)
-                rope_write<T>(job, layer, first + t, item.head);
-            attend<T>(job, layer, item, first, work, lookahead);
-        });
+        Lookahead<T, kvr::PackItem> packs(job, layer, job.packs, job.pack_count);
+        Lookahead<T, kvr::AttentionItem> items(job, layer, job.items, job.item_count);
+        kvr::Wave done{0, 0};
+        for (int number = 0; number < job.wave_count; ++number) {
+            const kvr::Wave wave = job.waves[number];
+            if (wave.packs_end > done.packs_end)
+                each(wave.packs_end - done.packs_end, [&](int at) {
+                    packs.begin(done.packs_end + at);
+                    pack_shared<T>(job, layer, job.packs[done.packs_end + at], work, packs);
+                });
+            each(wave.items_end - done.items_end, [&](int at) {
+                items.begin(done.items_end + at);
+                const kvr::AttentionItem &item = job.items[done.items_end + at];
+                const int first = job.row_tokens[item.row];
+                for (int t = 0; job.one_item_each && t < item.count; ++t)
+                    rope_write<T>(job, layer, first + t, item.head);
+                attend<T>(job, layer, item, first, work, items);
+            });
+            done = wave;
+        }
         watch.spent(ATTENTION);
     }
 

@@ -175,7 +175,10 @@ def sizes(heads: int, kv_heads: int, head_dim: int, block_size: int) -> Sizes:
 
 
 WHOLE = [(number, 0, count) for number, (_, count) in enumerate(Scene.SHAPES)]
-SIZES = [sizes(9, 3, 64, 16), sizes(4, 4, 40, 24), sizes(4, 1, 128, 128), sizes(2, 1, 6, 1)]
+SIZES = [
+    *(sizes(9, 3, 64, 16), sizes(4, 4, 40, 24), sizes(4, 1, 128, 128), sizes(2, 1, 6, 1)),
+    sizes(6, 6, 256, 16),  # more keys than are packed between two meetings
+]
 
 
 @pytest.mark.parametrize("heads", SIZES)
