@@ -13,9 +13,9 @@ from kvrelay.shared.config import PREFIX, RESERVED, Settings
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
-SHARED_DUTY: Final = 0.25
-"""A prompt then takes about as long as in an unsplit server, where streams wait for each of its
-chunks; here they go on with half those gaps."""
+SHARED_DUTY: Final = 0.3
+"""Of one of the processors: a prompt then takes about as long as in an unsplit server, where
+streams wait for each of its chunks; here they go on with smaller gaps."""
 
 
 class UpConfig(Settings):

@@ -28,7 +28,7 @@ __all__ = ["Batch", "Draw", "Drawing", "Floats", "Library", "NativeError", "Nati
 __all__ += ["Pool", "Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
-ABI = 2
+ABI = 3
 """`KVR_ABI` of the header."""
 VERSION = 4
 """Raised whenever a result changes in any bit."""
@@ -201,13 +201,19 @@ class NativeModel:
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(args)))
         return logits
 
-    def step_and_draw(self, batch: Batch, pool: Pool, drawing: Drawing) -> None:
-        """As `step`, and draw each wanted row's token in the same call; the logits stay inside."""
+    def step_and_draw(
+        self, batch: Batch, pool: Pool, drawing: Drawing, *, alone: bool = False
+    ) -> None:
+        """As `step`, and draw each wanted row's token in the same call; the logits stay inside.
+
+        `alone`: by the caller's thread, and none of the model's other ones.
+        """
         size = len(batch.wanted) * self.shape.vocab * 4
         if self._logits.bytes < size:  # kept: new pages cost more than the draws
             self._logits = Memory(size)
             self._args.logits = self._logits.address
         self._args.put(batch, pool, self.shape.block_size)
+        self._args.alone = alone
         drawing.put(self._args, self.draw_memory)
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(self._args)))
 

@@ -101,12 +101,13 @@ struct kvr_step_args {
     float *logprobs;
     void *draw_memory;  // kvr_draw_memory bytes, of any contents
     int64_t draw_memory_bytes;
+    int32_t alone;  // not 0: the caller's thread computes all, and leaves the other processors alone
 };
 
 struct kvr_model;
 
 // Raised with every change of this header; the binding wants its own.
-constexpr int32_t KVR_ABI = 2;
+constexpr int32_t KVR_ABI = 3;
 KVR_API int32_t kvr_abi();
 
 // 1 if this processor and this build have the variant.

@@ -138,7 +138,7 @@ int32_t kvr_step(kvr_model *model, const kvr_step_args *args) {
     if (const int32_t status = check_draws(*model, *args)) return status;
     if (const int32_t status = model->plan(*args)) return status;
     Job job = model->job(*args);
-    model->crew.run(model->run, &job);
+    job.crew->run(model->run, &job);
     return KVR_OK;
 }
 

@@ -106,6 +106,7 @@ class StepArgs(ctypes.Structure):
         ("logprobs", ctypes.c_void_p),
         ("draw_memory", ctypes.c_void_p),
         ("draw_memory_bytes", ctypes.c_int64),
+        ("alone", ctypes.c_int32),
     )
 
     def put(self, batch: Batch, pool: Pool, block_size: int) -> None:

@@ -137,7 +137,7 @@ Job Model::job(const kvr_step_args &args) {
     j.rope = rope;
     j.embed = embed;
     j.head = head;
-    j.crew = &crew;
+    j.crew = args.alone ? &lone : &crew;
     j.s = scratch;
     j.a = args;
     j.row_tokens = row_tokens.data();

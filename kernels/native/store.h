@@ -68,7 +68,7 @@ struct Model {
     const kvr_config c;
     const size_t item;  // bytes of one weight
     const Run run;
-    Crew crew;
+    Crew crew, lone{1};
     std::vector<Layer> layers;
     std::vector<int64_t> rows_set;  // of each matrix in turn, while its rows arrive: see set
     Matrix embed{}, head{};

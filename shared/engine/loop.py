@@ -58,8 +58,9 @@ class EngineLoop:
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self._stopping = False
         self.shared_duty = 1.0
-        """Which part of the time it computes while others compute prompts for it on the same
-        processors: streams that go on at that pace leave them to who is waited for."""
+        """Which part of the time it computes, on its own thread alone, while others compute prompts
+        for it on the same processors: streams that go on at that pace leave them to who is waited
+        for."""
         self._begun_ns = 0
         self._outputs_only = False
         """Of the last step."""
@@ -116,16 +117,16 @@ class EngineLoop:
 
     def step(self, plan: Plan) -> list[Instruction]:
         """Compute one plan; a step that raises ends its own legs and no others."""
+        outputs_only = self._outputs_only = plan.tokens == len(plan.rows)
         begun_ns = self._begun_ns = time.monotonic_ns()
         try:
-            result = self.runner.run(plan)
+            result = self.runner.run(plan, alone=outputs_only and self._gives_way())
         except Exception as error:  # the loop's outer frame: logged, and its legs end
             log.exception("step %d failed", plan.step)
             return self.engine.fail_step(plan, f"the model step failed: {type(error).__name__}")
         elapsed_ns = time.monotonic_ns() - begun_ns
         self.steps += 1
-        self._outputs_only = plan.tokens == len(plan.rows)
-        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=self._outputs_only)
+        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=outputs_only)
         self.on_step(plan, elapsed_ns)
         return self.engine.complete(plan, result)
 
@@ -142,10 +143,14 @@ class EngineLoop:
                 out = self.engine.handle(event)
         return out
 
+    def _gives_way(self) -> bool:
+        """Whether others compute a prompt for it on the same processors, and it has none itself."""
+        state = self.engine.state
+        return self.shared_duty < 1.0 and state.receiving > 0 and not state.waiting
+
     def _way_s(self) -> float:
         """How long the next step is still to be put off."""
-        state = self.engine.state
-        if not (state.receiving and self._outputs_only) or state.waiting or self._stopping:
+        if not (self._outputs_only and self._gives_way()) or self._stopping:
             return 0.0
         due_ns = self._begun_ns + self.pace.apart_ns(self.shared_duty)
         return (due_ns - time.monotonic_ns()) / 1e9

@@ -56,11 +56,11 @@ class NativeRunner:
     def progress(self) -> int:
         return self.model.progress
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
-        sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
+        sampled, failed = self._compute(plan.rows, alone) if plan.rows else ({}, {})
         return StepResult(plan.step, sampled, failed)
 
     def logits(self, plan: Plan) -> Floats:
@@ -68,10 +68,12 @@ class NativeRunner:
         batch = replace(self._batch(plan.rows), wanted=range(plan.tokens))
         return self.model.step(batch, self._pool)
 
-    def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
+    def _compute(
+        self, rows: Sequence[PlannedRow], alone: bool
+    ) -> tuple[dict[str, int], dict[str, str]]:
         sampling = [row for row in rows if row.sample]
         drawing = self._lay_out_draws(sampling)
-        self.model.step_and_draw(self._batch(rows), self._pool, drawing)
+        self.model.step_and_draw(self._batch(rows), self._pool, drawing, alone=alone)
         return drawn_tokens(sampling, drawing, self._vocab_limit)
 
     def _lay_out_draws(self, rows: Sequence[PlannedRow]) -> Drawing:

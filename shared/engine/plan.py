@@ -74,8 +74,11 @@ class RunnerSettings:
 class Runner(Protocol):
     """Executes plans on a device. Called from the engine thread only."""
 
-    def run(self, plan: Plan) -> StepResult:
-        """Compute the step, write its KV into the pool, and sample. Blocking."""
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
+        """Compute the step, write its KV into the pool, and sample. Blocking.
+
+        `alone`: on the calling thread, if that can be; no result depends on it.
+        """
         ...
 
     @property

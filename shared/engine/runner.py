@@ -69,7 +69,7 @@ class TorchRunner:
         return self._progress
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)

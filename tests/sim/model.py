@@ -51,7 +51,7 @@ class ChainMemory:
     def view(self, first: int, count: int) -> memoryview:
         return memoryview(self._bytes)[first * BLOCK_BYTES : (first + count) * BLOCK_BYTES]
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
         for source, destination in plan.copies:
             self.view(destination, 1)[:] = self.view(source, 1)
         return StepResult(

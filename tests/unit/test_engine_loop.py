@@ -23,7 +23,7 @@ class OddRunner:
 
     progress = 0
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
         if any(13 in row.tokens for row in plan.rows):
             raise RuntimeError("unlucky")
         return StepResult(plan.step, {row.key: 7 for row in plan.rows if row.sample})
@@ -119,14 +119,16 @@ def test_a_stop_leaves_nothing_untold() -> None:
 
 
 class TimedRunner(OddRunner):
-    """Steps of 20 ms; notes when each that only decodes begins."""
+    """Steps of 20 ms; notes when each that only decodes begins, and whether it is alone."""
 
     def __init__(self) -> None:
         self.begun_s: list[float] = []
+        self.alone: list[bool] = []
 
-    def run(self, plan: Plan) -> StepResult:
+    def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
         if plan.tokens == len(plan.rows):
             self.begun_s.append(time.monotonic())
+            self.alone.append(alone)
         time.sleep(0.02)
         return super().run(plan)
 
@@ -163,6 +165,8 @@ def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(dut
     finally:
         loop.stop()
     gaps = [b - a for a, b in pairwise(runner.begun_s)]
+    assert set(runner.alone[reserved + 1 : reserved + 4]) == {duty < 1.0}
+    assert not runner.alone[0] and not runner.alone[-1]
     meanwhile = min(gaps[reserved : reserved + 3])
     assert (meanwhile > 3 * min(gaps)) == (duty < 1.0)
     assert min(gaps[-2:]) < 3 * min(gaps)

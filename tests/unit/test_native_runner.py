@@ -69,7 +69,7 @@ def test_tokens_and_kv_are_those_of_the_request_alone(
         expected.append(kv_bits(runner, request))  # type: ignore[arg-type]
         runner.model.close()
 
-    runner = native(folder, make_cache(folder, dtype, 8), variant, threads=1)
+    runner = native(folder, make_cache(folder, dtype, 8), variant, threads=3)
     shuffled = torch.randperm(POOL_BLOCKS, generator=torch.Generator().manual_seed(3)).tolist()
     give_blocks(busy, iter(shuffled), 8)
     run_together(runner, busy)  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ def run_alone(runner: TorchRunner, request: Request) -> None:
 
 
 def run_together(runner: TorchRunner, all_requests: list[Request]) -> None:
-    """Chunks of changing sizes, neighbours that come and go, rows in changing order."""
+    """Chunks of changing sizes, neighbours and threads that come and go, rows in changing order."""
     sizes = cycle([1, 3, 16, 2, 47, 64, 5, 130, 7, 9, 31, 17, 1, 40])
     step = 0
     while alive := [request for request in all_requests if not request.done]:
@@ -109,7 +109,7 @@ def run_together(runner: TorchRunner, all_requests: list[Request]) -> None:
         chosen = [r for at, r in enumerate(alive) if (at + step) % 3 or len(alive) < 3]
         rows = [request.row(next(sizes)) for request in chosen]
         rows = rows[step % len(rows) :] + rows[: step % len(rows)]
-        sampled = runner.run(Plan(step, tuple(rows))).sampled
+        sampled = runner.run(Plan(step, tuple(rows)), alone=step % 3 == 1).sampled
         for request in chosen:
             request.tokens += [sampled[request.key]] if request.key in sampled else []
 
