@@ -111,7 +111,7 @@ def run_steps(file: Path, steps: int) -> None:
                 logprobs = bool(draw.integers(2))
                 place = Pool(pool.ctypes.data, BLOCKS)
                 drawing = Drawing(draws, logprobs=logprobs)
-                model.step_and_draw(batch, place, drawing)
+                model.step_and_draw(batch, place, drawing, alone=not draw.integers(4))
                 assert drawing.statuses == [DrawStatus.DRAWN] * len(draws)
             model.close()
 
