@@ -364,7 +364,7 @@ inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &ite
     const int dim = c.head_dim, wide = padded(dim), group = c.heads / c.kv_heads;
     const int rows = item.count * group, start = job.a.starts[item.row] + item.first;
     const int token = first_token + item.first, end = start + item.count;
-    const int sees = start - c.window + 1, seen = c.window && sees > 0 ? sees : 0;
+    const int seen = kvr::first_seen(c.window, start);
     const T *q = static_cast<const T *>(job.s.q) +
                  (int64_t(item.head) * job.a.tokens + token) * group * wide;
     const Packer<T, Ahead> packer{job, layer, item.head, item.row, dim, wide, work, lookahead};

@@ -27,6 +27,11 @@ constexpr int QUERY_ROWS = 16;     // of them, whose scores are computed at once
 
 constexpr int DRAW_CHUNK = 64;  // ids whose weights are summed together when a token is drawn
 
+// The first position that a query sees.
+static constexpr int first_seen(int window, int position) {
+    return window && position >= window ? position - window + 1 : 0;
+}
+
 static constexpr int padded(int width) { return (width + PAD - 1) / PAD * PAD; }
 
 // What one member needs to draw: by id a weight and a candidate's id, by chunk two numbers.

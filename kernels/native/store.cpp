@@ -69,7 +69,7 @@ int32_t Model::check(const kvr_step_args &a) const {
     return KVR_OK;
 }
 
-// Places of all tokens, and the attention items in waves: the late, long query tiles of a row come first.
+// Places of all tokens, and who attends to what.
 int32_t Model::plan(const kvr_step_args &a) {
     if (const int32_t status = check(a)) return status;
     if (!ensure_room(a.tokens > a.wanted ? a.tokens : a.wanted)) return KVR_NO_MEMORY;
@@ -77,17 +77,7 @@ int32_t Model::plan(const kvr_step_args &a) {
         want_large_pages(a.pool, size_t(a.pool_blocks) * block_bytes());
         seen_pool = a.pool;
     }
-    packs.clear();
-    items.clear();
-    waves.clear();
     row_tokens.clear();
-    // Every member wants some; no result depends on it.
-    int tile = MOST_QUERIES / group();
-    const int64_t queries = int64_t(a.tokens) * c.kv_heads;
-    while (tile > 16 && queries < int64_t(tile) * 3 * crew.members) tile /= 2;
-    if (tile < 1) tile = 1;
-    const int64_t most_places = SHARED_BYTES / place_bytes();
-    int64_t places = 0, needed = 0;  // of this wave, of any
     int token = 0;
     for (int row = 0; row < a.rows; ++row) {
         row_tokens.push_back(token);
@@ -97,36 +87,51 @@ int32_t Model::plan(const kvr_step_args &a) {
             scratch.position[token] = position;
             scratch.slot[token] = block * c.block_size + position % c.block_size;
         }
-        const int end = a.starts[row] + a.counts[row];
+    }
+    return ensure_places(share_attention(a)) ? KVR_OK : KVR_NO_MEMORY;
+}
+
+// Makes the items of a step, head by head, so that a head's keys and values stay in a cache; the
+// late, long query tiles of a row come first. Returns the most places that a wave packs.
+int64_t Model::share_attention(const kvr_step_args &a) {
+    packs.clear();
+    items.clear();
+    waves.clear();
+    int tile = MOST_QUERIES / group();  // positions; every member wants some
+    const int64_t queries = int64_t(a.tokens) * c.kv_heads;
+    while (tile > 16 && queries < int64_t(tile) * 3 * crew.members) tile /= 2;
+    if (tile < 1) tile = 1;
+    const int64_t most_places = SHARED_BYTES / place_bytes();
+    int64_t places = 0, needed = 0;
+    const auto end_wave = [&] {
+        waves.push_back({int(packs.size()), int(items.size())});
+        if (places > needed) needed = places;
+        places = 0;
+    };
+    for (int row = 0; row < a.rows; ++row) {
+        const int begin = first_seen(c.window, a.starts[row]), end = a.starts[row] + a.counts[row];
+        const int from = begin / KEY_TILE, to = (end - 1) / KEY_TILE + 1;
         const bool shared = a.counts[row] > tile;
-        for (int head = 0; head < c.kv_heads; ++head) {  // its keys and values stay in a cache
-            int place = 0;
-            if (shared) {
-                const int begin = first_key(a, row, 0), from = begin / KEY_TILE, to = (end - 1) / KEY_TILE + 1;
-                if (places && places + to - from > most_places) {
-                    waves.push_back({int(packs.size()), int(items.size())});
-                    places = 0;
-                }
-                place = int(places) - from;
-                for (int at = from; at < to; ++at) {
-                    const int low = at * KEY_TILE, high = low + KEY_TILE;
-                    packs.push_back({row, head, begin > low ? begin : low, end < high ? end : high,
-                                     place + at});
-                }
-                places += to - from;
-                if (places > needed) needed = places;
+        for (int head = 0; head < c.kv_heads; ++head) {
+            if (shared && places && places + to - from > most_places) end_wave();
+            const int place = int(places) - from;
+            for (int at = from; shared && at < to; ++at) {
+                const int low = at * KEY_TILE, high = low + KEY_TILE;
+                packs.push_back({row, head, begin > low ? begin : low, end < high ? end : high,
+                                 place + at});
+                ++places;
             }
             for (int first = (a.counts[row] - 1) / tile * tile; first >= 0; first -= tile) {
                 const int left = a.counts[row] - first, count = left < tile ? left : tile;
-                AttentionItem one{row, head, 0, 0, first, count, shared, place};
-                if (!shared) one.begin = first_key(a, row, first), one.end = a.starts[row] + first + count;
-                items.push_back(one);
+                const int start = a.starts[row] + first;
+                AttentionItem item{row, head, 0, 0, first, count, shared, place};
+                if (!shared) item.begin = first_seen(c.window, start), item.end = start + count;
+                items.push_back(item);
             }
         }
     }
-    waves.push_back({int(packs.size()), int(items.size())});
-    if (!ensure_places(needed)) return KVR_NO_MEMORY;
-    return KVR_OK;
+    end_wave();
+    return needed;
 }
 
 Job Model::job(const kvr_step_args &args) {

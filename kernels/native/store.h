@@ -153,12 +153,6 @@ struct Model {
         return true;
     }
 
-    // The first position that a row's token `first` sees.
-    int first_key(const kvr_step_args &a, int row, int first) const {
-        const int sees = a.starts[row] + first - c.window + 1;
-        return c.window && sees > 0 ? sees : 0;
-    }
-
     int64_t place_bytes() const { return 2 * KEY_TILE * padded(c.head_dim) * int64_t(item); }
 
     bool ensure_places(int64_t places) {
@@ -195,6 +189,7 @@ struct Model {
     int32_t set(int32_t slot, int32_t number, const void *values, int64_t rows, int64_t columns);
     int32_t check(const kvr_step_args &args) const;
     int32_t plan(const kvr_step_args &args);
+    int64_t share_attention(const kvr_step_args &args);
     Job job(const kvr_step_args &args);
 };
 
