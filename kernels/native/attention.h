@@ -61,7 +61,8 @@ struct Keys {
 template <class T, class Item> class Lookahead {
   public:
     Lookahead(const kvr::Job &job, int layer, const Item *items, int count)
-        : job_(job), items_(items), count_(count), layer_(layer), row_bytes_(job.c.head_dim * sizeof(T)),
+        : job_(job), items_(items), count_(count), layer_(layer),
+          row_bytes_(job.c.head_dim * sizeof(T)),
           to_values_(ptrdiff_t(job.c.kv_heads) * job.c.block_size * row_bytes_) {}
 
     // The member has taken this item.

@@ -135,6 +135,15 @@ inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *ou
         few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, more);
 }
 
+// out[rows][64]: two column tiles, side by side.
+template <class T>
+inline void wide_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
+                      bool more) {
+    vector_tile(a, lda, rows, w, out, ldo, more);
+    w.data = static_cast<const T *>(w.data) + 2 * w.panel;
+    vector_tile(a, lda, rows, w, out + TILE, ldo, more);
+}
+
 #if defined(__AMX_BF16__)
 
 constexpr int ROW_STEP = 32;  // rows that one call of `tile` does best
@@ -193,7 +202,7 @@ inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, p
         }
     }
 }
-// 16 rows by 64 columns: with four sums on their way no product waits for the one before it.
+// 16 rows: with four sums on their way no product waits for the one before it.
 inline void wide_tile(const bf16 *a, ptrdiff_t lda, int, Packed w, float *out, ptrdiff_t ldo,
                       bool more) {
     const bf16 *panels = static_cast<const bf16 *>(w.data);
@@ -229,22 +238,8 @@ inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, 
                  Ahead = {}, bool more = false) {
     vector_tile(a, lda, rows, w, out, ldo, more);
 }
-inline void wide_tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                      bool more) {
-    const float *panels = static_cast<const float *>(w.data);
-    vector_tile(a, lda, rows, w, out, ldo, more);
-    vector_tile(a, lda, rows, Packed{panels + 2 * w.panel, w.panel, w.depth}, out + TILE, ldo, more);
-}
 
 #else
-
-template <class T>
-inline void wide_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                      bool more) {
-    const T *panels = static_cast<const T *>(w.data);
-    vector_tile(a, lda, rows, w, out, ldo, more);
-    vector_tile(a, lda, rows, Packed{panels + 2 * w.panel, w.panel, w.depth}, out + TILE, ldo, more);
-}
 
 constexpr int ROW_STEP = ROWS;
 

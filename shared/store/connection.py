@@ -153,7 +153,8 @@ def mapped_errors(url: str) -> Iterator[None]:
     except redis.AuthenticationError as error:
         raise StoreError(f"Redis at {server_name(url)} refuses the user or the password") from error
     except (redis.RedisError, OSError) as error:
-        system = error.__cause__ or error.__context__  # the library says the address once more
+        refused = isinstance(error, redis.ConnectionError)  # which says the address once more
+        system = error.__cause__ or error.__context__ if refused else None
         words = isinstance(system, OSError) and system.strerror
         reason = " ".join((words or str(error)).split())[:200].rstrip(".") or type(error).__name__
         raise StoreError(f"Redis at {server_name(url)}: {reason}") from error
