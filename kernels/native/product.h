@@ -75,8 +75,8 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
     const T *weights = static_cast<const T *>(p.w.data) + column / PANEL * panel;
     const int steps = (rows + ROW_STEP - 1) / ROW_STEP;
     const T *after = next < 0 ? nullptr : static_cast<const T *>(p.w.data) + next / PANEL * panel;
-    const bool in_blocks = ROW_STEP == 32 && sizeof(T) == 2 && rows > ROW_STEP;
-    const int block = in_blocks ? DEPTH_BLOCK : p.w.depth;
+    const bool by_amx = ROW_STEP == 32 && sizeof(T) == 2;
+    const int block = by_amx && rows > ROW_STEP ? DEPTH_BLOCK : p.w.depth;
     for (int k = 0; k < p.w.depth; k += block) {
         const int depth = p.w.depth - k < block ? p.w.depth - k : block;
         const Packed w{weights + ptrdiff_t(k) * PANEL, panel, depth};
@@ -86,14 +86,17 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
         if (soon) {
             ahead.at = reinterpret_cast<const char *>(soon);
             ahead.other = panel * sizeof(T);
-            ahead.lines = (16 + steps - 1) / steps;
+            ahead.lines = by_amx ? (16 + steps - 1) / steps : 1;
         }
         for (int row = 0; row < rows; row += ROW_STEP) {
             const int count = rows - row < ROW_STEP ? rows - row : ROW_STEP;
             for (int r = row; last && r < row + count; ++r) expect_row<T>(p, first + r, column);
             tile(a + (first + row) * p.lda + k, p.lda, count, w, sums + row * TILE, TILE, ahead,
                  k > 0);
-            ahead.at += ahead.lines * (depth / 32) * 64;
+            if (by_amx)
+                ahead.at += ahead.lines * (depth / 32) * 64;
+            else
+                ahead.lines = 0;
             for (int r = row; last && r < row + count; ++r)
                 finish<T>(p, sums + r * TILE, first + r, column);
         }

@@ -21,15 +21,16 @@ struct Packed {
     int depth;        // K, a multiple of 32
 };
 
-// Weights that are needed soon, asked for a few lines at a time.
+// Weights that are needed soon, asked for a few lines at a time. For a product by AMX the second
+// cache is near enough; vectors are 8 % faster out of the first.
 struct Ahead {
     const char *at = nullptr;
     ptrdiff_t other = 0;  // bytes to the tile's second panel
-    int lines = 0;        // of each panel, per step over K
-    inline __attribute__((always_inline)) void fetch() {
+    int lines = 0;        // of each panel, per turn of the loop over K
+    template <int CACHE> inline __attribute__((always_inline)) void fetch() {
         for (int line = 0; line < lines; ++line, at += 64) {
-            __builtin_prefetch(at, 0, 2);
-            __builtin_prefetch(at + other, 0, 2);
+            __builtin_prefetch(at, 0, 4 - CACHE);
+            __builtin_prefetch(at + other, 0, 4 - CACHE);
         }
     }
 };
@@ -93,7 +94,7 @@ constexpr int ROWS = 1;
 // out[R][32] = a[R][K] times the tile; `lda` and `ldo` in elements.
 template <int R, class T>
 inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo,
-                            bool more) {
+                            Ahead ahead, bool more) {
     constexpr int VECTORS = TILE / W, PER_PANEL = PANEL / W;
     constexpr int STEP = 4 / sizeof(T);  // elements of K in one word
     vf sum[R][VECTORS] = {};
@@ -104,6 +105,7 @@ inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptr
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) sum[r][v] = load(out + r * ldo + v * W);
     for (int k = 0; k < w.depth; k += STEP) {
+        ahead.fetch<1>();
         vu word[VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v)
@@ -122,26 +124,29 @@ inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptr
 
 template <int R, class T>
 inline void few_rows_times_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out,
-                                ptrdiff_t ldo, bool more) {
+                                ptrdiff_t ldo, Ahead ahead, bool more) {
     if constexpr (R > 1)
-        if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo, more);
-    rows_times_tile<R>(a, lda, w, out, ldo, more);
+        if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo, ahead, more);
+    rows_times_tile<R>(a, lda, w, out, ldo, ahead, more);
 }
 
+// The first rows alone ask for what is `ahead`.
 template <class T>
 inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                        bool more) {
-    for (; rows > 0; rows -= ROWS, a += ROWS * lda, out += ROWS * ldo)
-        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, more);
+                        Ahead ahead, bool more) {
+    for (; rows > 0; rows -= ROWS, a += ROWS * lda, out += ROWS * ldo) {
+        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, ahead, more);
+        ahead.lines = 0;
+    }
 }
 
 // out[rows][64]: two column tiles, side by side.
 template <class T>
 inline void wide_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
                       bool more) {
-    vector_tile(a, lda, rows, w, out, ldo, more);
+    vector_tile(a, lda, rows, w, out, ldo, {}, more);
     w.data = static_cast<const T *>(w.data) + 2 * w.panel;
-    vector_tile(a, lda, rows, w, out + TILE, ldo, more);
+    vector_tile(a, lda, rows, w, out + TILE, ldo, {}, more);
 }
 
 #if defined(__AMX_BF16__)
@@ -182,7 +187,7 @@ inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, p
             }
         }
         for (int k = 0; k < w.depth; k += 32) {
-            ahead.fetch();
+            ahead.fetch<2>();
             _tile_loadd(4, left + k * PANEL, 64);
             _tile_loadd(5, right + k * PANEL, 64);
             _tile_loadd(6, a + k, lda * 2);
@@ -235,8 +240,8 @@ inline void wide_tile(const bf16 *a, ptrdiff_t lda, int, Packed w, float *out, p
     _tile_stored(3, out + 48, ldo * 4);
 }
 inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead = {}, bool more = false) {
-    vector_tile(a, lda, rows, w, out, ldo, more);
+                 Ahead ahead = {}, bool more = false) {
+    vector_tile(a, lda, rows, w, out, ldo, ahead, more);
 }
 
 #else
@@ -247,8 +252,8 @@ inline void begin_tiles() {}
 inline void end_tiles() {}
 template <class T>
 inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead = {}, bool more = false) {
-    vector_tile(a, lda, rows, w, out, ldo, more);
+                 Ahead ahead = {}, bool more = false) {
+    vector_tile(a, lda, rows, w, out, ldo, ahead, more);
 }
 
 #endif
