@@ -23,6 +23,7 @@ struct Product {
     ptrdiff_t ldo;
 };
 
+template <class T> constexpr bool BY_AMX = ROW_STEP == 32 && sizeof(T) == 2;
 constexpr int ROW_BLOCK = 256;  // rows of one work item: their inputs stay in the second cache
 // By AMX, sums of many rows are put away after so much of K: that much of a column tile stays in the
 // first cache, also where two threads share one.
@@ -75,8 +76,7 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
     const T *weights = static_cast<const T *>(p.w.data) + column / PANEL * panel;
     const int steps = (rows + ROW_STEP - 1) / ROW_STEP;
     const T *after = next < 0 ? nullptr : static_cast<const T *>(p.w.data) + next / PANEL * panel;
-    const bool by_amx = ROW_STEP == 32 && sizeof(T) == 2;
-    const int block = by_amx && rows > ROW_STEP ? DEPTH_BLOCK : p.w.depth;
+    const int block = BY_AMX<T> && rows > ROW_STEP ? DEPTH_BLOCK : p.w.depth;
     for (int k = 0; k < p.w.depth; k += block) {
         const int depth = p.w.depth - k < block ? p.w.depth - k : block;
         const Packed w{weights + ptrdiff_t(k) * PANEL, panel, depth};
@@ -86,14 +86,18 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
         if (soon) {
             ahead.at = reinterpret_cast<const char *>(soon);
             ahead.other = panel * sizeof(T);
-            ahead.lines = by_amx ? (16 + steps - 1) / steps : 1;
+            ahead.lines = BY_AMX<T> ? (16 + steps - 1) / steps : 1;
         }
         for (int row = 0; row < rows; row += ROW_STEP) {
             const int count = rows - row < ROW_STEP ? rows - row : ROW_STEP;
             for (int r = row; last && r < row + count; ++r) expect_row<T>(p, first + r, column);
-            tile(a + (first + row) * p.lda + k, p.lda, count, w, sums + row * TILE, TILE, ahead,
-                 k > 0);
-            if (by_amx)
+            const T *from = a + (first + row) * p.lda + k;
+            float *to = sums + row * TILE;
+            if (ahead.lines)
+                tile(from, p.lda, count, w, to, TILE, ahead, k > 0);
+            else
+                tile(from, p.lda, count, w, to, TILE, Nothing{}, k > 0);
+            if (BY_AMX<T>)
                 ahead.at += ahead.lines * (depth / 32) * 64;
             else
                 ahead.lines = 0;
@@ -104,17 +108,20 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
 }
 
 // A phase: all members call it with the same product. Of many rows, a member computes both column
-// tiles whose gated results share a cache line.
+// tiles whose gated results share a cache line. By vectors a block of rows is done with all columns
+// before the next: 5 % faster from 1,024 rows on.
 template <class T> inline void product(kvr::Crew &crew, int member, const Product &p) {
     const int tiles = (p.w.width + TILE - 1) / TILE, blocks = (p.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const int span = p.then == Then::GATE && p.rows > kvr::FEW_ROWS ? 2 : 1;
     const int spans = (tiles + span - 1) / span;
     for (int item; (item = crew.take(member, spans * blocks)) >= 0;) {
-        const int first = item % blocks * ROW_BLOCK, left = p.rows - first;
+        const int first = (BY_AMX<T> ? item % blocks : item / spans) * ROW_BLOCK;
+        const int left = p.rows - first;
         const int rows = left < ROW_BLOCK ? left : ROW_BLOCK;
-        const int begin = item / blocks * span, end = begin + span < tiles ? begin + span : tiles;
+        const int begin = (BY_AMX<T> ? item / blocks : item % spans) * span;
+        const int end = begin + span < tiles ? begin + span : tiles;
         for (int tile = begin; tile < end; ++tile) {
-            const bool ends = first + rows == p.rows && tile + 1 < tiles;
+            const bool ends = (!BY_AMX<T> || first + rows == p.rows) && tile + 1 < tiles;
             const int next = ends ? (tile + 1) * TILE : -1;  // likely this member's
             product_item<T>(p, tile * TILE, first, rows, next);
         }

@@ -34,6 +34,9 @@ struct Ahead {
         }
     }
 };
+struct Nothing {
+    template <int CACHE> inline void fetch() {}
+};
 
 // One step over K of a packed tile, of 32 outputs: a row, or for bf16 two whose elements alternate.
 // The outputs may get another order, which `unweave` undoes: by AVX-512 bf16 is interleaved within
@@ -92,9 +95,9 @@ constexpr int ROWS = 1;
 // With `more`, here and below, sums go on from what is in `out`.
 //
 // out[R][32] = a[R][K] times the tile; `lda` and `ldo` in elements.
-template <int R, class T>
+template <int R, class T, class A>
 inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo,
-                            Ahead ahead, bool more) {
+                            A ahead, bool more) {
     constexpr int VECTORS = TILE / W, PER_PANEL = PANEL / W;
     constexpr int STEP = 4 / sizeof(T);  // elements of K in one word
     vf sum[R][VECTORS] = {};
@@ -105,7 +108,7 @@ inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptr
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) sum[r][v] = load(out + r * ldo + v * W);
     for (int k = 0; k < w.depth; k += STEP) {
-        ahead.fetch<1>();
+        ahead.template fetch<1>();
         vu word[VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v)
@@ -122,31 +125,30 @@ inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptr
         for (int v = 0; v < VECTORS; ++v) store(out + r * ldo + v * W, sum[r][v]);
 }
 
-template <int R, class T>
+template <int R, class T, class A>
 inline void few_rows_times_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out,
-                                ptrdiff_t ldo, Ahead ahead, bool more) {
+                                ptrdiff_t ldo, A ahead, bool more) {
     if constexpr (R > 1)
         if (rows < R) return few_rows_times_tile<R - 1>(a, lda, rows, w, out, ldo, ahead, more);
     rows_times_tile<R>(a, lda, w, out, ldo, ahead, more);
 }
 
 // The first rows alone ask for what is `ahead`.
-template <class T>
+template <class T, class A>
 inline void vector_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                        Ahead ahead, bool more) {
-    for (; rows > 0; rows -= ROWS, a += ROWS * lda, out += ROWS * ldo) {
-        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, ahead, more);
-        ahead.lines = 0;
-    }
+                        A ahead, bool more) {
+    few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, ahead, more);
+    while (rows -= ROWS, a += ROWS * lda, out += ROWS * ldo, rows > 0)
+        few_rows_times_tile<ROWS>(a, lda, rows < ROWS ? rows : ROWS, w, out, ldo, Nothing{}, more);
 }
 
 // out[rows][64]: two column tiles, side by side.
 template <class T>
 inline void wide_tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
                       bool more) {
-    vector_tile(a, lda, rows, w, out, ldo, {}, more);
+    vector_tile(a, lda, rows, w, out, ldo, Nothing{}, more);
     w.data = static_cast<const T *>(w.data) + 2 * w.panel;
-    vector_tile(a, lda, rows, w, out + TILE, ldo, {}, more);
+    vector_tile(a, lda, rows, w, out + TILE, ldo, Nothing{}, more);
 }
 
 #if defined(__AMX_BF16__)
@@ -166,8 +168,9 @@ inline void end_tiles() { _tile_release(); }
 
 // 16 or 32 rows by 32 columns. Rows past the last are computed of whatever is there: both `a` and
 // `out` have room up to a multiple of 16 rows.
+template <class A = Nothing>
 inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead ahead = {}, bool more = false) {
+                 A ahead = {}, bool more = false) {
     const bf16 *left = static_cast<const bf16 *>(w.data), *right = left + w.panel;
     for (; rows > 0; rows -= 32, a += 32 * lda, out += 32 * ldo) {
         const bool both = rows > 16;
@@ -187,7 +190,7 @@ inline void tile(const bf16 *a, ptrdiff_t lda, int rows, Packed w, float *out, p
             }
         }
         for (int k = 0; k < w.depth; k += 32) {
-            ahead.fetch<2>();
+            ahead.template fetch<2>();
             _tile_loadd(4, left + k * PANEL, 64);
             _tile_loadd(5, right + k * PANEL, 64);
             _tile_loadd(6, a + k, lda * 2);
@@ -239,8 +242,9 @@ inline void wide_tile(const bf16 *a, ptrdiff_t lda, int, Packed w, float *out, p
     _tile_stored(2, out + 32, ldo * 4);
     _tile_stored(3, out + 48, ldo * 4);
 }
+template <class A = Nothing>
 inline void tile(const float *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead ahead = {}, bool more = false) {
+                 A ahead = {}, bool more = false) {
     vector_tile(a, lda, rows, w, out, ldo, ahead, more);
 }
 
@@ -250,9 +254,9 @@ constexpr int ROW_STEP = ROWS;
 
 inline void begin_tiles() {}
 inline void end_tiles() {}
-template <class T>
+template <class T, class A = Nothing>
 inline void tile(const T *a, ptrdiff_t lda, int rows, Packed w, float *out, ptrdiff_t ldo,
-                 Ahead ahead = {}, bool more = false) {
+                 A ahead = {}, bool more = false) {
     vector_tile(a, lda, rows, w, out, ldo, ahead, more);
 }
 
