@@ -36,7 +36,7 @@ class Crew {
     }
 
     // Ends a phase: no one goes on before all have come. No item is begun then.
-    void meet();
+    void meet(int member);
 
     const int members;
 
@@ -44,10 +44,19 @@ class Crew {
     struct alignas(64) Share {
         int begun = 0;
     };
+    // What the others know of a member.
+    struct Seen {
+        int thread = 0;         // the system's number of it; 0 where threads have none
+        uint32_t meetings = 0;  // that it has come to
+        int64_t worked_ns = 0;  // when one of those who waited last looked
+    };
 
     void serve(int member);
+    void wait(int member, uint32_t generation);
+    void fetch_missing(uint32_t meeting);
 
     std::vector<Share> shares_;
+    std::vector<Seen> seen_;
     int arrived_ = 0;
     uint32_t generation_ = 0;  // of meetings
     int sleepers_ = 0;

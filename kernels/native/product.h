@@ -126,7 +126,7 @@ template <class T> inline void product(kvr::Crew &crew, int member, const Produc
             product_item<T>(p, tile * TILE, first, rows, next);
         }
     }
-    crew.meet();
+    crew.meet(member);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ template <class T> struct Step {
 
     template <class Do> void each(int count, Do work) {
         for (int item; (item = crew.take(member, count)) >= 0;) work(item);
-        crew.meet();
+        crew.meet(member);
     }
 
     // Rows are shared in fours: one row alone is too little work to fetch.

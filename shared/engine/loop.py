@@ -58,9 +58,9 @@ class EngineLoop:
         self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
         self._stopping = False
         self.shared_duty = 1.0
-        """Which part of the time it computes, on its own thread alone, while others compute prompts
-        for it on the same processors: streams that go on at that pace leave them to who is waited
-        for."""
+        """Which part of one processor's time it computes, on its own thread alone, while others
+        compute prompts for it on the same processors: streams that go on at that pace leave them to
+        who is waited for."""
         self._begun_ns = 0
         self._outputs_only = False
         """Of the last step."""
@@ -119,14 +119,16 @@ class EngineLoop:
         """Compute one plan; a step that raises ends its own legs and no others."""
         outputs_only = self._outputs_only = plan.tokens == len(plan.rows)
         begun_ns = self._begun_ns = time.monotonic_ns()
+        worked_ns = time.thread_time_ns()
         try:
             result = self.runner.run(plan, alone=outputs_only and self._gives_way())
         except Exception as error:  # the loop's outer frame: logged, and its legs end
             log.exception("step %d failed", plan.step)
             return self.engine.fail_step(plan, f"the model step failed: {type(error).__name__}")
         elapsed_ns = time.monotonic_ns() - begun_ns
+        work_ns = time.thread_time_ns() - worked_ns
         self.steps += 1
-        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=outputs_only)
+        self.pace.observe(plan.tokens, elapsed_ns, work_ns, outputs_only=outputs_only)
         self.on_step(plan, elapsed_ns)
         return self.engine.complete(plan, result)
 

@@ -49,6 +49,8 @@ class Pace:
     output_step_ns: float = 0.0
     """Of steps that only decode, lately, and how many streams were in them."""
     output_streams: float = 0.0
+    output_work_ns: float = 0.0
+    """Of the same steps the time that the engine's thread had a processor."""
 
     def budget(self, streams: int) -> int:
         """Tokens for a step beside which `streams` legs get their next token: those count, too."""
@@ -65,18 +67,20 @@ class Pace:
             return streams / self.output_streams * self.output_step_ns if streams else 0.0
         return self.output_step_ns + (streams - self.output_streams) * self.steps.ns_per_token
 
-    def observe(self, tokens: int, elapsed_ns: int, *, outputs_only: bool) -> None:
+    def observe(self, tokens: int, elapsed_ns: int, work_ns: int, *, outputs_only: bool) -> None:
         if outputs_only:
             self.output_step_ns = smooth(self.output_step_ns, elapsed_ns)
+            self.output_work_ns = smooth(self.output_work_ns, work_ns)
             self.output_streams = smooth(self.output_streams, tokens)
         elif tokens >= self.floor_tokens:
             self.steps.observe(tokens, elapsed_ns)
 
     def apart_ns(self, duty: float) -> float:
-        """From the begin of a step that only decodes to the next, for computing only this part of
-        the time: at most half of what a step may last, and never so long that it seems stuck."""
+        """From the begin of a step that only decodes to the next, for taking only this part of a
+        processor's time: at most half of what a step may last, and never so long that it seems
+        stuck. How long a step lasts would not do: the less it is given, the longer it lasts."""
         most_ns = min(self.target_step_ns / 2, APART_MOST_NS)
-        return min(self.output_step_ns / duty, most_ns) if duty < 1.0 else 0.0
+        return min(self.output_work_ns / duty, most_ns) if duty < 1.0 else 0.0
 
     def observe_prompts(self, tokens: int, elapsed_ns: int) -> None:
         """A step that computed so many tokens of prompts, whatever else was in it."""

@@ -46,10 +46,10 @@ class WorkerConfig(Settings):
     """How long a step should last at most where prompts are computed, in milliseconds: a chunk is
     made as small as that needs, down to one block. It bounds the gap between a stream's tokens."""
     shared_duty: Annotated[float, Field(ge=0.05, le=1.0)] = 1.0
-    """Of a decode worker: which part of the time it computes, on one thread, while prompts are
-    computed for it on the same processors, but two steps in `target_step_ms` and ten in a second at
-    least. `kvrelay up` sets it, where workers share them; 1 is for workers with processors of their
-    own."""
+    """Of a decode worker: which part of one processor's time it computes, on one thread, while
+    prompts are computed for it on the same processors, but two steps in `target_step_ms` and ten in
+    a second at least. `kvrelay up` sets it, where workers share them; 1 is for workers with
+    processors of their own."""
     scheduling_policy: Literal["fcfs", "priority", "shortest-uncached-first"] = "fcfs"
     """Which waiting request starts first; each policy lets what waits long enough go before."""
     kv_cache_memory_bytes: Annotated[

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
+import sys
+import time
 from typing import TypeAlias
 
 import pytest
@@ -58,10 +61,10 @@ def test_products_are_those_of_float64_and_rows_stand_alone(
         model, weights = random_model(LIBRARY, shape, variant)
         widths = {Slot.ATTENTION_OUT: shape.heads * shape.head_dim, Slot.DOWN: shape.intermediate}
         for slot in (Slot.Q, Slot.ATTENTION_OUT, Slot.GATE, Slot.DOWN, Slot.HEAD):
-            x = randn(141, widths.get(slot, shape.hidden), seed=7).to(dtype).float()
+            x = randn(300, widths.get(slot, shape.hidden), seed=7).to(dtype).float()
             got = torch.from_numpy(model.linear(slot, 0, x.numpy()))
             assert_near(got, exact_product(slot, x.double(), dict(weights)), dtype)
-            for first, count in ((0, 1), (5, 2), (12, 13), (30, 33), (91, 50)):
+            for first, count in ((0, 1), (5, 2), (12, 13), (30, 33), (91, 50), (250, 13)):
                 part = x[first : first + count].clone()
                 alone = torch.from_numpy(model.linear(slot, 0, part.numpy()))
                 assert torch.equal(alone, got[first : first + count]), (slot, first, count)
@@ -232,6 +235,28 @@ def test_what_does_not_exist_is_refused_before_anything_is_written() -> None:
     assert pool.isnan().all()
     with pytest.raises(NativeError, match="not in this shape"):
         model.set(Slot.DOWN, 0, 0, (45, 70))
+    model.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are placed on Linux only")
+def test_threads_whose_processor_is_taken_give_the_same_and_keep_their_freedom() -> None:
+    """Others wait for such a thread, and bring it to a processor that is free."""
+    model, _ = random_model(LIBRARY, shape_of(hidden=512, vocab=2048), VARIANTS[-1], threads=2)
+    x = randn(200, 512, seed=3).numpy()
+    quiet = torch.from_numpy(model.linear(Slot.HEAD, 0, x))
+    free = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
+    cpu = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{cpu}])\nwhile True: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+    try:
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            assert torch.equal(torch.from_numpy(model.linear(Slot.HEAD, 0, x)), quiet)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")] == free
     model.close()
 
 

@@ -58,7 +58,7 @@ class KvrelaySystem:
         result = self.runner.run(plan)
         elapsed_ns = time.monotonic_ns() - begun_ns
         outputs_only = all(len(row.tokens) == 1 for row in plan.rows)
-        self.pace.observe(plan.tokens, elapsed_ns, outputs_only=outputs_only)
+        self.pace.observe(plan.tokens, elapsed_ns, elapsed_ns, outputs_only=outputs_only)
         return self._tokens(self.engine.complete(plan, result))
 
     def _tokens(self, out: list[Instruction]) -> list[int]:
