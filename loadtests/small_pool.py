@@ -87,7 +87,7 @@ def step(system: KvrelaySystem, engine: Engine, pace: Pace, outcome: Outcome) ->
     begun_ns = time.monotonic_ns()
     result = system.runner.run(plan)
     elapsed_ns = time.monotonic_ns() - begun_ns
-    pace.observe(plan.tokens, elapsed_ns, outputs_only=plan.tokens == len(plan.rows))
+    pace.observe(plan.tokens, elapsed_ns, elapsed_ns, outputs_only=plan.tokens == len(plan.rows))
     for item in [*out, *engine.complete(plan, result)]:
         if isinstance(item, m.TokenOut):
             outcome.tokens[item.ref.leg].append(item.token)

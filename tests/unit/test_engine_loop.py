@@ -154,7 +154,7 @@ def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(dut
     loop.shared_duty = duty
     loop.start()
     try:
-        loop.post(serve("stream", 5, 6, 7, tokens=12))
+        loop.post(serve("stream", 5, 6, 7, tokens=40))
         until(lambda: len(runner.begun_s) >= 3, 5.0, "it streams")
         coming = LegSpec("coming", (1, 2, 3, 4, 5), SamplingParams(max_tokens=9))
         loop.post(m.Reserve("r", LegRef("coming", 0, 2), coming, "p"))
