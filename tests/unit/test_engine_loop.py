@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from itertools import pairwise
@@ -118,8 +119,11 @@ def test_a_stop_leaves_nothing_untold() -> None:
     assert tokens == list(range(loop.steps))
 
 
+WORK = bytes(2 << 20)
+
+
 class TimedRunner(OddRunner):
-    """Steps of 10 ms of work; notes when each that only decodes begins, and whether it is alone."""
+    """Steps of some ms of work; notes when each that only decodes begins, and whether alone."""
 
     def __init__(self) -> None:
         self.begun_s: list[float] = []
@@ -129,13 +133,11 @@ class TimedRunner(OddRunner):
         if plan.tokens == len(plan.rows):
             self.begun_s.append(time.monotonic())
             self.alone.append(alone)
-        done_s = time.thread_time() + 0.01
-        while time.thread_time() < done_s:
-            pass
+        hashlib.sha512(WORK)  # as a step, it leaves the interpreter to others
         return super().run(plan)
 
 
-@pytest.mark.parametrize("duty", [1.0, 0.25])
+@pytest.mark.parametrize("duty", [1.0, 0.1])
 def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(duty: float) -> None:
     """And goes on at once when nothing comes any more, and works on events all the while."""
     ended = threading.Event()
@@ -171,4 +173,4 @@ def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(dut
     assert not runner.alone[0] and not runner.alone[-1]
     meanwhile = min(gaps[reserved : reserved + 3])
     assert (meanwhile > 3 * min(gaps)) == (duty < 1.0)
-    assert min(gaps[-2:]) < 3 * min(gaps)
+    assert min(gaps[-8:]) < 3 * min(gaps)
