@@ -42,6 +42,8 @@ class Pace:
     floor_tokens: int
     """Never less than this, or nothing would move on a slow machine: one block."""
     target_step_ns: int
+    beside_streams: int | None = None
+    """Most tokens of prompts in a step in which streams get their next token; None is no less."""
     steps: MeanTime = field(default_factory=MeanTime)
     """Of steps in which prompts are computed, by all their tokens."""
     prompts: MeanTime = field(default_factory=MeanTime)
@@ -54,10 +56,13 @@ class Pace:
 
     def budget(self, streams: int) -> int:
         """Tokens for a step beside which `streams` legs get their next token: those count, too."""
+        most = self.max_tokens
+        if streams and self.beside_streams is not None:
+            most = min(most, streams + self.beside_streams)
         if self.steps.ns_per_token == 0.0:
-            return self.max_tokens
+            return most
         left_ns = max(self.target_step_ns - self._outputs_ns(streams), 0.0)
-        fitting = min(self.max_tokens - streams, int(left_ns / self.steps.ns_per_token))
+        fitting = min(most - streams, int(left_ns / self.steps.ns_per_token))
         return streams + max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
     def _outputs_ns(self, streams: int) -> float:

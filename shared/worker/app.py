@@ -133,6 +133,7 @@ class Worker:
         machinery = Machinery(
             limits=limits_of(facts, config, fingerprint),
             target_step_ns=config.target_step_ms * 1_000_000,
+            tokens_beside_streams=config.tokens_beside_streams,
             shared_duty=config.shared_duty,
             view=compute.view,
             blocks=facts.capacity.blocks,

@@ -38,6 +38,7 @@ class Machinery:
 
     limits: EngineLimits
     target_step_ns: int
+    tokens_beside_streams: int
     shared_duty: float
     view: BlockView
     blocks: int
@@ -64,7 +65,8 @@ class Session:
         self.well = True
         """What `check_health` found last."""
         step_tokens, target_ns = limits.max_num_batched_tokens, machinery.target_step_ns
-        self.pace = Pace(step_tokens, limits.block_size, target_ns)
+        beside = machinery.tokens_beside_streams
+        self.pace = Pace(step_tokens, limits.block_size, target_ns, beside)
         self.engine = Engine(limits, machinery.blocks)
         self.publisher = BlockPublisher(
             self.engine.state.pool, machinery.block_log(self.incarnation)

@@ -65,6 +65,15 @@ def test_a_rate_is_that_of_the_last_tokens_however_many_steps_they_took() -> Non
     assert pace.prefill_tokens_per_s == 4000.0
 
 
+def test_beside_streams_a_prompt_gets_no_more_than_is_set_for_that() -> None:
+    pace = Pace(256, 16, 200 * MS, beside_streams=128)
+    assert (pace.budget(0), pace.budget(4), pace.budget(200)) == (256, 132, 256)
+    pace.observe(64, 16 * MS, 16 * MS, outputs_only=False)
+    assert (pace.budget(0), pace.budget(4)) == (256, 132)
+    pace.observe(64, 640 * MS, 640 * MS, outputs_only=False)
+    assert pace.budget(4) < 132, "what fits is less"
+
+
 def test_streams_that_share_their_processors_compute_only_a_part_of_the_time() -> None:
     assert measured(200).apart_ns(0.125) == 64 * MS  # steps of 16 ms, half of it at work
     assert measured(200).apart_ns(0.05) == 100 * MS  # and wait for no more than half a chunk
