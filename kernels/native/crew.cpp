@@ -24,8 +24,10 @@ constexpr int COMPUTE_NICE = 5;
 constexpr int SPINS = 300;
 
 // Who waits looks so long after it began to whether the others are at work, and again after as
-// long; then, if they are, less often. Nothing is this long that has a processor.
+// long; then less often.
 constexpr std::chrono::microseconds LOOK{200}, LATER_LOOK{2000};
+// Who worked for less than this since the last look has no processor.
+constexpr int64_t AT_WORK_NS = 10000;
 
 int this_thread() {
 #if defined(__linux__)
@@ -155,7 +157,7 @@ void Crew::fetch_missing(uint32_t meeting) {
     for (Seen &other : seen_) {
         if (__atomic_load_n(&other.meetings, __ATOMIC_RELAXED) == meeting || !other.thread) continue;
         const int64_t now_ns = worked_ns(other.thread);
-        if (now_ns - other.worked_ns < 10000) bring_here(other.thread);
+        if (now_ns - other.worked_ns < AT_WORK_NS) bring_here(other.thread);
         other.worked_ns = now_ns;
     }
 #else
