@@ -17,6 +17,7 @@ from rich.console import Console
 from kvrelay import __version__
 from kvrelay.services.bench.config import WORKER_FIELDS, BenchConfig
 from kvrelay.services.deployment import Deployment, UpConfig
+from kvrelay.services.drain_config import DrainConfig
 from kvrelay.services.flags import with_flags
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.shared import config as settings
@@ -25,7 +26,7 @@ from kvrelay.shared.errors import ConfigError, KvrelayError, ModelError
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
-ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig)
+ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig, DrainConfig)
 _NOT_FOR_BENCH = tuple(set(WorkerConfig.model_fields) - set(WORKER_FIELDS))
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 S = TypeVar("S", RouterConfig, WorkerConfig)
@@ -157,6 +158,27 @@ def decode(flags: dict[str, object]) -> None:
     from kvrelay.services.decode.app import run
 
     raise typer.Exit(run(config))
+
+
+@app.command("drain")
+@with_flags(DrainConfig, arguments={"worker": "The worker's name, or how its incarnation begins."})
+def drain(flags: dict[str, object]) -> None:
+    """Let a worker go without anybody noticing, and wait until it has gone.
+
+    It takes no new work. What it runs may end in the first half of the time; then it is moved to
+    other workers and continues there with the same tokens. SIGTERM to the worker does the same.
+    Exit code 1: it had to cut requests off, or could not be asked.
+
+    Examples:
+
+      kvrelay drain decode-0
+
+      kvrelay drain decode-1 --within-s 300 --redis redis://10.0.0.5:6379/0
+    """
+    from kvrelay.services.drain import run
+
+    config = settings.resolve(DrainConfig, read(flags)).config
+    raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
 
 
 @app.command("replay")

@@ -27,15 +27,19 @@ def with_flags(
     *models: type[Settings],
     without: tuple[str, ...] = (),
     unset: Mapping[str, str] = {},
+    arguments: Mapping[str, str] = {},
 ) -> Callable[[Body], Callable[..., None]]:
     """Give a command one flag per setting of `models`; it receives what was given, by field name.
 
-    `unset`: in the command's own words, what it does without a setting. Values stay text:
+    `unset`: in the command's own words, what it does without a setting. `arguments`: those of the
+    settings that are no flags, by their place, with their help. Values stay text:
     `kvrelay.shared.config.resolve` understands them, whatever they came from.
     """
 
     def decorate(body: Body) -> Callable[..., None]:
-        parameters = [*_parameters(models, without, unset), _CONFIG]
+        placed = [_argument(name, text) for name, text in arguments.items()]
+        flags = _parameters(models, (*without, *arguments), unset)
+        parameters = [*placed, *flags, _CONFIG]
 
         def command(**flags: Any) -> None:
             given = {name: value for name, value in flags.items() if value not in (None, [], ())}
@@ -48,6 +52,13 @@ def with_flags(
         return command
 
     return decorate
+
+
+def _argument(name: str, text: str) -> inspect.Parameter:
+    argument = typer.Argument(help=text, metavar=name.upper())
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Annotated[str, argument]
+    )
 
 
 def _parameters(

@@ -93,13 +93,12 @@ class _Run:
             valkey = EmbeddedValkey(server_binary(), free_port(), folder)
             redis_url = valkey.url
             self._store = self._part("valkey", "store", valkey.command, dict(os.environ), valkey)
+        own = {"redis_url": redis_url, "drain_s": min(deployment.router.drain_s, DRAIN_S)}
         self._workers = [
-            self._service(c.name, c.role.value, c.model_copy(update={"redis_url": redis_url}))
+            self._service(c.name, c.role.value, c.model_copy(update=own))
             for c in worker_configs(deployment)
         ]
-        self._router_config = deployment.router.model_copy(
-            update={"redis_url": redis_url, "drain_s": min(deployment.router.drain_s, DRAIN_S)}
-        )
+        self._router_config = deployment.router.model_copy(update=own)
         self._router = self._service("router", "router", self._router_config)
 
     @property

@@ -127,13 +127,14 @@ class Stack:
         self.valkey = Process(
             "valkey", list(self._valkey.command), self._environ, folder / "valkey.log"
         )
+        drain = {k: settings[k] for k in ("drain_s",) if k in settings}  # of all parts
         router = {k: settings.pop(k) for k in [*settings] if k in RouterConfig.model_fields}
         router.setdefault("route", "split")  # what tests look at is the relay
         common: dict[str, Any] = {"redis_url": self.redis_url, "model": str(model)}
         log_level = router.pop("log_level", "info")
         self._router_settings = {"port": 0, "log_level": log_level, **common, **router}
         self.router = self._service("router", "router", RouterConfig(**self._router_settings))
-        self._common = {**common, **settings}
+        self._common = {**common, **settings, **drain}
         roles = [Role.PREFILL] * prefill + [Role.DECODE] * decode or [Role.BOTH]
         self.workers = [self.make_worker(role, number) for number, role in enumerate(roles)]
         self.model = RouterConfig(port=0, **common, **router).served_names[0]

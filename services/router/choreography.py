@@ -26,6 +26,7 @@ from kvrelay.shared.telemetry.labels import AttemptCause
 from kvrelay.shared.types import LegRef, LegSpec
 
 MAX_ATTEMPTS = 4
+"""Of one leg; those that a draining worker asked for are not counted."""
 
 
 class Stage(StrEnum):
@@ -94,6 +95,8 @@ class LegMachine:
         self.tokens: list[int] = list(spec.seen)
         """All output tokens emitted so far, those given in `spec.seen` included."""
         self.attempt = -1
+        self.moves = 0
+        """Attempts that were given up though nothing had failed."""
         self.failed: set[str] = set()
         self.cached_tokens: int | None = None
         """Prompt tokens that no attempt had to compute; None until one began to."""
@@ -157,13 +160,20 @@ class LegMachine:
 
     def worker_lost(self, worker: str) -> list[Action]:
         """A worker's lease or stream ended. Decode may be lost before it was told anything."""
-        needed = self._needs(worker)
-        if self.stage in (Stage.CHOOSING, Stage.DONE) or not (needed or worker in self._told):
+        needed = self.needs(worker)
+        if not (needed or (worker in self._told and self.stage is not Stage.DONE)):
             return []
         self._told.discard(worker)
         self.failed.add(worker)
         if needed:
             self._again(f"worker {worker} is lost", self._lost_half(worker))
+        return self._take()
+
+    def leave(self, worker: str) -> list[Action]:
+        """The worker is about to go: what it does here is continued elsewhere."""
+        if self.needs(worker):
+            self.moves += 1
+            self._again(f"worker {worker} drains", AttemptCause.DRAIN)
         return self._take()
 
     def expired(self, stage: Stage, seconds: float) -> list[Action]:
@@ -194,6 +204,13 @@ class LegMachine:
         if self.stage is not Stage.DONE:
             self._finish(error)
         return self._take()
+
+    def needs(self, worker: str) -> bool:
+        """Whether there is an attempt that cannot go on without this worker."""
+        if self.stage in (Stage.CHOOSING, Stage.DONE):
+            return False
+        ends = [end.incarnation for end in (self._prefill, self._decode) if end is not None]
+        return worker in ends
 
     @property
     def split(self) -> bool:
@@ -287,17 +304,12 @@ class LegMachine:
 
     def _ended(self, worker: str, ended: pb.Ended) -> None:
         self._told.discard(worker)
-        if ended.reason == pb.END_FINISHED or not self._needs(worker):
+        if ended.reason == pb.END_FINISHED or not self.needs(worker):
             return
         if ended.retryable or ended.reason == pb.END_CANCELLED:
             self._again(ended.message or "a worker dropped the request", self._end_cause(worker))
         else:
             self._finish(WorkerFailed(ended.message))
-
-    def _needs(self, worker: str) -> bool:
-        """Whether the attempt cannot go on without this worker."""
-        ends = [end.incarnation for end in (self._prefill, self._decode) if end is not None]
-        return worker in ends
 
     def _lost_half(self, worker: str) -> AttemptCause:
         if self._decode is None:  # one worker for both: what it was at
@@ -315,7 +327,7 @@ class LegMachine:
         """Give this attempt up everywhere and look for workers to go on from the last token."""
         self.cause = cause
         self._release_workers()
-        if self.attempt + 1 >= MAX_ATTEMPTS:
+        if self.attempt + 1 - self.moves >= MAX_ATTEMPTS:
             self._finish(WorkerFailed(f"given up after {MAX_ATTEMPTS} attempts: {problem}"))
             return
         self._early.clear()
@@ -335,9 +347,11 @@ class LegMachine:
 
 
 def event_ref(event: pb.Event) -> pb.Ref:
-    """The attempt that an event is about; an empty one for an event of a kind not known here."""
+    """The attempt that an event is about; an empty one for an event that is about none."""
     kind = event.WhichOneof("kind")
     if kind == "need_room":
         return event.need_room
-    ref: pb.Ref = getattr(event, kind).ref if kind else pb.Ref()
+    if kind is None or kind == "draining":
+        return pb.Ref()
+    ref: pb.Ref = getattr(event, kind).ref
     return ref

@@ -27,6 +27,7 @@ from kvrelay.services.router.choreography import (
     WorkerEnd,
     event_ref,
 )
+from kvrelay.services.router.drains import Drains
 from kvrelay.services.router.generation import Readiness
 from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.observe import Observer
@@ -90,6 +91,7 @@ class Dispatcher:
         self._tasks = TaskSet()
         self._roster: Roster
         self.draining = False
+        self._drains = Drains(self)
         self._one_ended = asyncio.Event()
 
     def join(self, roster: Roster) -> None:
@@ -101,13 +103,13 @@ class Dispatcher:
     def readiness(self) -> Readiness:
         if self.draining:
             return Readiness(False, "shutting down")
-        return policy.readiness(self._roster.live())
+        return policy.readiness(self._drains.staying(self._roster.live()))
 
     def generate(self, request: ValidRequest) -> RunningRequest:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
         if self.draining:
             raise Unavailable("the server is shutting down")
-        if not policy.candidates(self._roster.live(), frozenset()):
+        if not policy.candidates(self._drains.staying(self._roster.live()), frozenset()):
             raise Unavailable(self.readiness().missing)
         self._admission.enter(len(request.legs))
         self._roster.look()
@@ -151,8 +153,10 @@ class Dispatcher:
     def on_event(self, worker: str, event: pb.Event) -> None:
         ref = event_ref(event)
         found = self._legs.get(ref.leg)
-        if found is None:
-            return  # over for everybody; its cancel is on the way
+        if found is None:  # over for everybody, its cancel is on the way; or not about a leg
+            if event.WhichOneof("kind") == "draining":
+                self._drains.begin(worker, event.draining.remaining_ms / 1e3)
+            return
         running, leg = found
         if event.WhichOneof("kind") == "ended":
             self._placement.ended(worker, ref.leg)
@@ -160,8 +164,22 @@ class Dispatcher:
 
     def on_lost(self, worker: str) -> None:
         self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
+        self._drains.over(worker)
         for running, leg in [*self._legs.values()]:
             self._perform(running, leg, leg.machine.worker_lost(worker))
+
+    # ---- workers that are about to go ----------------------------------------------------------
+
+    def needing(self, worker: str) -> list[tuple[RunningRequest, RunningLeg]]:
+        return [(running, leg) for running, leg in self._legs.values() if leg.machine.needs(worker)]
+
+    def leave(self, running: RunningRequest, leg: RunningLeg, worker: str) -> bool:
+        """Go on with a leg at other workers; False while there are none."""
+        if leg.machine.needs(worker):
+            if not self._candidates(running, frozenset()):
+                return False
+            self._perform(running, leg, leg.machine.leave(worker))
+        return True
 
     # ---- performing --------------------------------------------------------------------------
 
@@ -240,7 +258,9 @@ class Dispatcher:
         if machine.attempt < 0:
             self._enter(running, leg, Stage.CHOOSING)
         try:
-            route = await self._first_choice(running, leg) or await self._place(machine, excluded)
+            route = await self._first_choice(running, leg) or await self._place(
+                running, machine, excluded
+            )
         except KvrelayError as error:
             self._perform(running, leg, machine.fail(error))
             return
@@ -265,10 +285,21 @@ class Dispatcher:
             return None
         return self._placement.follow(leg.machine, first.route)
 
-    async def _place(self, machine: LegMachine, excluded: frozenset[str]) -> Route:
-        while not (found := policy.candidates(self._roster.live(), excluded)):
+    async def _place(
+        self, running: RunningRequest, machine: LegMachine, excluded: frozenset[str]
+    ) -> Route:
+        while not (found := self._candidates(running, excluded)):
             await self._roster.wait_change()
+        running.group = found.group
         return await self._placement.place(machine, found)
+
+    def _candidates(self, running: RunningRequest, excluded: frozenset[str]) -> policy.Candidates:
+        """All legs of a request, at every attempt, are computed by workers of one group."""
+        usable = self._drains.staying(self._roster.live())
+        found = policy.candidates(usable, excluded, running.group)
+        if not found and running.group and running.untouched:
+            found = policy.candidates(usable, excluded)
+        return found
 
     def _open(self, incarnation: str) -> bool:
         link = self._roster.link(incarnation)

@@ -33,6 +33,12 @@ class Candidates:
     alone: tuple[LiveWorker, ...] = ()
 
     @property
+    def group(self) -> str:
+        """Empty when there is nobody."""
+        workers = (*self.prefills, *self.decodes, *self.alone)
+        return workers[0].record.group if workers else ""
+
+    @property
     def paired(self) -> bool:
         return bool(self.prefills and self.decodes)
 
@@ -40,11 +46,16 @@ class Candidates:
         return self.paired or bool(self.alone)
 
 
-def candidates(workers: Sequence[LiveWorker], excluded: frozenset[str]) -> Candidates:
-    """The largest group's workers, less `excluded` unless nothing else is left.
+def candidates(
+    workers: Sequence[LiveWorker], excluded: frozenset[str], group: str = ""
+) -> Candidates:
+    """Workers of `group`, or of the largest one, less `excluded` unless nothing else is left.
 
-    Workers of different fingerprints are never mixed (L12).
+    Workers of different fingerprints are never mixed (L12): neither in a pair nor, by `group`, in
+    the attempts at one answer.
     """
+    if group:
+        workers = [worker for worker in workers if worker.record.group == group]
     usable = [worker for worker in workers if worker.incarnation not in excluded]
     found = best_group(usable)
     return found if found or not excluded else best_group(workers)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrelay.services.router.choreography import LegMachine
+from kvrelay.services.router.choreography import LegMachine, Stage
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import RequestWatch
 from kvrelay.services.router.route import Route
@@ -45,6 +45,8 @@ class RunningRequest:
         self.watch = watch
         self.legs: list[RunningLeg] = []
         self.open_legs = len(request.legs)
+        self.group = ""
+        """Of the workers that compute it: others might write another answer."""
         self._conductor = conductor
         self._events: asyncio.Queue[TokenEvent | KvrelayError | None] = asyncio.Queue()
         self._over = False
@@ -57,6 +59,12 @@ class RunningRequest:
             if isinstance(item, KvrelayError):
                 raise item
             yield item
+
+    @property
+    def untouched(self) -> bool:
+        """No worker has any of it, and its client has nothing either."""
+        machines = [leg.machine for leg in self.legs]
+        return all(m.stage is Stage.CHOOSING and not m.tokens for m in machines)
 
     @property
     def cached_tokens(self) -> int:

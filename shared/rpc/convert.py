@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.types import FinishReason, LegRef, LegSpec, SamplingParams
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -42,6 +42,7 @@ from kvrelay.shared.types import Incarnation
 from kvrelay.shared.worker.affinity import apply_affinity, parse_cpus
 from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
+from kvrelay.shared.worker.drain import Drain
 from kvrelay.shared.worker.recording import recording
 from kvrelay.shared.worker.servicer import WorkerServicer
 from kvrelay.shared.worker.session import Machinery, Session
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STREAM_GRACE_S = 0.5
+SAME_SIGNAL_NS = 300_000_000
+"""Some callers signal the process and its group: the second is no hurry."""
 NOTHING_YET = WorkerGauges(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -105,7 +108,8 @@ class Worker:
         self._clock = SystemClock()
         self._incarnation = Incarnation(secrets.token_hex(16))
         self._session: Session | None = None
-        self._stopping = asyncio.Event()
+        self._drain = Drain(self._clock, config.drain_s)
+        self._asked_ns = 0
         self._status = 0
         speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
         logs.configure(speaker, config.log_level)
@@ -146,10 +150,11 @@ class Worker:
             tracing=tracing,
             clock=self._clock,
             on_engine_death=self._watcher(asyncio.get_running_loop()),
+            drain=self._drain,
             record=record,
         )
         session = self._session = Session(self._incarnation, machinery)
-        servicer = WorkerServicer(session.node)
+        servicer = WorkerServicer(session.node, self._begin_drain)
         server, port = await self._listen(servicer)
         ports = Ports(
             authority(config.advertised_host, port),
@@ -159,6 +164,7 @@ class Worker:
         try:
             await self._registered(machinery, servicer, transfer, describe)
         finally:
+            self._session.node.retire()
             await server.stop(STREAM_GRACE_S)
             await self._session.close()
             await transport.close()
@@ -199,7 +205,7 @@ class Worker:
         """Hold the lease until a signal. Everything listens before anyone can learn of it."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._stopping.set)
+            loop.add_signal_handler(signum, self._on_signal)
 
         def on_lapsed() -> WorkerRecord:
             renewal = self._renew(machinery, servicer, describe)
@@ -232,8 +238,9 @@ class Worker:
                 "blocks": machinery.blocks,
             }
         )
-        await self._stopping.wait()
-        log.info("stopping")
+        await self._drain.begun()
+        left = await self._drain.wait(lambda: self._session.node.legs if self._session else 0)
+        log.info("stopping%s", f": {left} requests are cut off" if left else "")
         await asyncio.to_thread(presence.stop)
 
     async def _renew(
@@ -261,7 +268,22 @@ class Worker:
 
     def _end_with(self, status: int) -> None:
         self._status = status
-        self._stopping.set()
+        self._drain.hurry()
+
+    def _on_signal(self) -> None:
+        """The first one drains, the next one ends; an echo of the first is neither."""
+        now_ns = self._clock.now_ns()
+        if self._drain.remaining_ms is None:
+            self._asked_ns = now_ns
+            self._begin_drain(None)
+        elif now_ns - self._asked_ns > SAME_SIGNAL_NS:
+            self._drain.hurry()
+
+    def _begin_drain(self, budget_s: float | None) -> None:
+        if self._drain.begin(budget_s) and self._session is not None:
+            node = self._session.node
+            log.info("draining: %d requests, %d ms", node.legs, self._drain.remaining_ms)
+            node.announce_drain()
 
     def _publish_blocks(self) -> None:
         assert self._session is not None

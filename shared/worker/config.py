@@ -83,6 +83,8 @@ class WorkerConfig(Settings):
     """What carries KV blocks; auto takes ucx where it can be used, else tcp, and says which."""
     name: Annotated[str, Field(max_length=64), Named(env="WORKER_NAME")] = ""
     """A label for people, in logs and metrics."""
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
+    """After SIGTERM running answers have this many seconds to end, or to move to other workers."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
     record: str = ""

@@ -52,6 +52,8 @@ class Node:
         self._sender: Sender
         self._receiver: Receiver
         self._loop = asyncio.get_running_loop()
+        self.remaining_ms: Callable[[], int | None] = lambda: None
+        """How long this worker will be there; None for no end."""
 
     def connect(self, engine: EngineLoop, sender: Sender, receiver: Receiver) -> None:
         self._engine, self._sender, self._receiver = engine, sender, receiver
@@ -70,6 +72,22 @@ class Node:
     def attach(self, owner: str, outbox: Outbox) -> None:
         self._outboxes[owner] = outbox
         log.info("router %s attached", owner)
+        self._announce_drain(outbox)
+
+    def announce_drain(self) -> None:
+        """Routers that attach later learn it then."""
+        for outbox in self._outboxes.values():
+            self._announce_drain(outbox)
+
+    def _announce_drain(self, outbox: Outbox) -> None:
+        remaining_ms = self.remaining_ms()
+        if remaining_ms is not None:
+            outbox.put(pb.Event(draining=pb.Draining(remaining_ms=remaining_ms)))
+
+    @property
+    def legs(self) -> int:
+        """Attempts that are here, in any phase."""
+        return len(self._engine.engine.state.legs)
 
     def detach(self, owner: str) -> None:
         del self._outboxes[owner]
@@ -122,6 +140,7 @@ class Node:
             waiting=len(state.waiting) + len(state.reserving),
             running=len(state.running),
             healthy=self._healthy(),
+            legs=self.legs,
             holders=sorted(leg.key for leg in [*state.legs.values()] if leg.blocks),
         )
 

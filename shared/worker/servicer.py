@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import grpc
@@ -29,11 +29,17 @@ class Commanded(Protocol):
     def command(self, owner: str, command: pb.Command) -> None: ...
     def detach(self, owner: str) -> None: ...
     async def inspect(self) -> pb.InspectReply: ...
+    @property
+    def legs(self) -> int: ...
+    @property
+    def remaining_ms(self) -> Callable[[], int | None]: ...
 
 
 class WorkerServicer(relay_pb2_grpc.WorkerServicer):
-    def __init__(self, node: Commanded) -> None:
+    def __init__(self, node: Commanded, drain: Callable[[float | None], None]) -> None:
+        """`drain`: begin to, with at most so many seconds; None for the configured ones."""
         self._node = node
+        self._drain = drain
         self._streams = itertools.count()
 
     def serve(self, node: Commanded) -> None:
@@ -89,3 +95,10 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:
         return await self._node.inspect()
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        node = self._node
+        self._drain(request.budget_ms / 1e3 if request.HasField("budget_ms") else None)
+        return pb.DrainReply(
+            incarnation=node.incarnation, remaining_ms=node.remaining_ms() or 0, legs=node.legs
+        )

@@ -23,6 +23,7 @@ from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
 from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.protocol import Transport
 from kvrelay.shared.types import Incarnation
+from kvrelay.shared.worker.drain import Drain
 from kvrelay.shared.worker.health import HealthWatch
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
@@ -50,6 +51,7 @@ class Machinery:
     clock: Clock
     on_engine_death: Callable[[], None]
     """Called on the engine's thread."""
+    drain: Drain
     record: Record = unrecorded
 
 
@@ -62,6 +64,7 @@ class Session:
         limits = machinery.limits
         journal = LegJournal(machinery.tracing, machinery.clock)
         self.node = Node(self.incarnation, journal, lambda: self.well)
+        self.node.remaining_ms = lambda: machinery.drain.remaining_ms
         self.well = True
         """What `check_health` found last."""
         step_tokens, target_ns = limits.max_num_batched_tokens, machinery.target_step_ns

@@ -21,11 +21,12 @@ from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.policy import LiveWorker
 from kvrelay.services.router.route import Mode
+from kvrelay.services.router.running import RunningRequest
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.plan import Plan
 from kvrelay.shared.engine.state import EngineLimits
-from kvrelay.shared.errors import StoreError
+from kvrelay.shared.errors import StoreError, Unavailable
 from kvrelay.shared.kv.prefix import BlockHash, group_of
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.keys import Keys
@@ -40,6 +41,7 @@ from kvrelay.shared.telemetry.metrics import (
 from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.types import Incarnation, Role, ValidRequest
+from kvrelay.shared.worker.drain import Drain
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.outbox import Outbox
@@ -101,15 +103,21 @@ class SimEngineLoop:
 class SimWorker:
     """One start of one worker, and the router's stream to it."""
 
-    def __init__(self, cluster: SimCluster, role: Role, number: int, blocks: int) -> None:
+    def __init__(
+        self, cluster: SimCluster, role: Role, number: int, blocks: int, weights: int
+    ) -> None:
         self._cluster = cluster
         self.role = role
+        self.weights = weights
+        self.fingerprint = {**FINGERPRINT, "weights": str(weights)}
         self.incarnation = Incarnation(f"{cluster.rng.getrandbits(128):032x}")
+        self.alive = True
         self.open = True
+        """The router's end of the stream: until it misses the worker."""
         self.tokens_per_s = 0.0
         """What it reports of computing prompts."""
-        memory = ChainMemory(blocks)
-        limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, group_of(FINGERPRINT))
+        memory = ChainMemory(blocks, weights)
+        limits = EngineLimits(BLOCK, 16, 16, blocks * BLOCK, VOCAB, group_of(self.fingerprint))
         self.engine = Engine(limits, blocks)
         self.transport = LoopbackTransport(cluster.hub)
         metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
@@ -141,7 +149,7 @@ class SimWorker:
             metrics_address="",
             transfer_scheme=address.scheme,
             transfer_address=address.value,
-            fingerprint=FINGERPRINT,
+            fingerprint=self.fingerprint,
             block_size=BLOCK,
             pool_blocks=self._blocks,
             max_model_len=self._blocks * BLOCK,
@@ -157,7 +165,7 @@ class SimWorker:
 
     def _told(self) -> None:
         command = self._commands.popleft()
-        if self.open:
+        if self.alive:
             self.node.command("router", command)
 
     async def _stream(self) -> None:
@@ -169,12 +177,12 @@ class SimWorker:
 
     def _heard(self) -> None:
         event = self._events.popleft()
-        if self.open:
+        if self.alive:
             self._cluster.dispatcher.on_event(self.incarnation, event)
 
     async def kill(self) -> None:
         """Silence, in the middle of whatever it was doing. Peers are told nothing."""
-        self.open = False
+        self.alive = False
         self.loop.dead = True
         self._task.cancel()
         await self.sender.close()
@@ -234,6 +242,8 @@ class Shape:
     boths: int = 0
     blocks: int = 24
     route: Mode = "split"
+    groups: int = 1
+    """Of workers with the same weights; each group has all the workers above."""
 
 
 class SimCluster:
@@ -265,25 +275,39 @@ class SimCluster:
             (Role.DECODE, shape.decodes),
             (Role.BOTH, shape.boths),
         ):
-            for _ in range(count):
-                await self.add(role)
+            for number in range(count * shape.groups):
+                await self.add(role, number % shape.groups)
 
-    async def add(self, role: Role) -> SimWorker:
-        worker = SimWorker(self, role, self._started, self._shape.blocks)
+    async def add(self, role: Role, weights: int) -> SimWorker:
+        worker = SimWorker(self, role, self._started, self._shape.blocks, weights)
         self._started += 1
         await worker.start()
         self.workers[worker.incarnation] = worker
         self._changed.set()
         return worker
 
+    async def drain_and_restart(self, worker: SimWorker, seconds: float, after_s: float) -> None:
+        """It ends when nothing is left with it, or its time is up."""
+        drain = Drain(self.clock, seconds)
+        worker.node.remaining_ms = lambda: drain.remaining_ms
+        drain.begin()
+        worker.node.announce_drain()
+        await drain.wait(lambda: worker.node.legs)
+        await worker.kill()
+        await self._restart(worker, after_s)
+
     async def kill_and_restart(self, worker: SimWorker, after_s: float) -> None:
         await worker.kill()
         await asyncio.sleep(NOTICE_S)
+        await self._restart(worker, after_s)
+
+    async def _restart(self, worker: SimWorker, after_s: float) -> None:
+        worker.open = False
         del self.workers[worker.incarnation]
         self.dispatcher.on_lost(worker.incarnation)
         self._changed.set()
         await asyncio.sleep(after_s)
-        await self.add(worker.role)
+        await self.add(worker.role, worker.weights)
 
     async def stop(self) -> None:
         for worker in self.workers.values():
@@ -316,10 +340,18 @@ class SimCluster:
 
     # ---- clients -----------------------------------------------------------------------------
 
+    async def _accepted(self, request: ValidRequest) -> RunningRequest:
+        """A client that was turned away, for nobody could serve it, comes again."""
+        while True:
+            try:
+                return self.dispatcher.generate(request)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
     async def ask(self, request: ValidRequest, leave_after_s: float | None) -> list[list[int]]:
         """The tokens of each leg; with `leave_after_s` the client may go before they are whole."""
         answers: list[list[int]] = [[] for _ in request.legs]
-        generation = self.dispatcher.generate(request)
+        generation = await self._accepted(request)
         try:
             async with asyncio.timeout(leave_after_s):
                 async for event in generation:

@@ -30,11 +30,13 @@ def sample(slots: Sequence[int], seed: int, choice: int, index: int) -> int:
     return SLOT.unpack(digest)[0] % VOCAB
 
 
-def reference(prompt: Sequence[int], count: int, seed: int = 0, choice: int = 0) -> list[int]:
+def reference(
+    prompt: Sequence[int], count: int, seed: int = 0, choice: int = 0, weights: int = 0
+) -> list[int]:
     """What an undisturbed run gives."""
     slots: list[int] = []
     for token in prompt:
-        slots.append(chain(slots[-1] if slots else 0, token))
+        slots.append(chain(slots[-1] if slots else weights, token))
     out: list[int] = []
     for index in range(count):
         out.append(sample(slots, seed, choice, index))
@@ -45,7 +47,9 @@ def reference(prompt: Sequence[int], count: int, seed: int = 0, choice: int = 0)
 class ChainMemory:
     """The KV memory and the runner of one simulated worker."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, weights: int = 0) -> None:
+        """Other `weights` give other tokens."""
+        self._weights = weights
         self._bytes = bytearray(b"\xee" * (blocks * BLOCK_BYTES))
 
     def view(self, first: int, count: int) -> memoryview:
@@ -59,7 +63,7 @@ class ChainMemory:
         )
 
     def _row(self, row: PlannedRow) -> int:
-        previous = self._slot(row, row.start - 1) if row.start else 0
+        previous = self._slot(row, row.start - 1) if row.start else self._weights
         for offset, token in enumerate(row.tokens):
             previous = chain(previous, token)
             SLOT.pack_into(self._bytes, self._at(row, row.start + offset), previous)

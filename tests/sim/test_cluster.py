@@ -36,7 +36,9 @@ def make_request(rng: random.Random, number: int, prefix: list[int]) -> ValidReq
     return ValidRequest(f"r{number}", "sim", specs, len(prompt))
 
 
-async def life(seed: int, shape: Shape, faults: FaultRates, kills: int) -> dict[str, int]:
+async def life(
+    seed: int, shape: Shape, faults: FaultRates, kills: int = 0, drains: int = 0
+) -> dict[str, int]:
     rng = random.Random(seed)
     loop = asyncio.get_running_loop()
     cluster = SimCluster(rng, LoopbackHub(seeded_faults(seed, faults)), shape)
@@ -51,22 +53,33 @@ async def life(seed: int, shape: Shape, faults: FaultRates, kills: int) -> dict[
         answers = await cluster.ask(request, patience_s)
         for spec, answer in zip(request.legs, answers, strict=True):
             sampling = spec.sampling
-            expected = reference(spec.prompt, sampling.max_tokens, sampling.seed, spec.choice)
-            assert answer == expected[: len(answer)], f"seed {seed}, {spec.leg}: a wrong token"
+            whole = [
+                reference(spec.prompt, sampling.max_tokens, sampling.seed, spec.choice, weights)
+                for weights in range(shape.groups)
+            ]
+            possible = [w for w in whole if answer == w[: len(answer)]]
+            assert possible, f"seed {seed}, {spec.leg}: a wrong token"
             if patience_s is None:
-                assert answer == expected, f"seed {seed}, {spec.leg}: cut short"
+                assert answer in possible, f"seed {seed}, {spec.leg}: cut short"
         outcome["left" if patience_s is not None else "whole"] += 1
 
     async def killer() -> None:
         for _ in range(kills):
             await asyncio.sleep(rng.random() * 2)
-            victims = [worker for worker in cluster.workers.values() if worker.open]
+            victims = [worker for worker in cluster.workers.values() if worker.alive]
             await cluster.kill_and_restart(rng.choice(victims), rng.random())
+
+    async def drainer() -> None:
+        for _ in range(drains):
+            await asyncio.sleep(rng.random() * 2)
+            victims = [worker for worker in cluster.workers.values() if worker.alive]
+            await cluster.drain_and_restart(rng.choice(victims), rng.random(), rng.random())
 
     async with asyncio.TaskGroup() as group:
         for number in range(40):
             group.create_task(client(number))
         group.create_task(killer())
+        group.create_task(drainer())
     ended_s = loop.time()
     await asyncio.sleep(2.0)
     assert cluster.observer.in_flight == 0
@@ -89,6 +102,17 @@ def test_split_answers_are_the_undisturbed_ones(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_answers_survive_the_death_of_workers(seed: int) -> None:
     run_virtual(lambda: life(seed, Shape(), CALM, kills=2))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_answers_survive_workers_that_drain(seed: int) -> None:
+    run_virtual(lambda: life(seed, Shape(), CALM, kills=1, drains=3))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_an_answer_is_of_one_set_of_weights(seed: int) -> None:
+    """Whoever dies, the group that began it ends it."""
+    run_virtual(lambda: life(seed, Shape(groups=2), ROUGH, kills=4, drains=2))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -210,3 +210,30 @@ def test_a_stalled_handoff_is_retried_and_other_deadlines_are_final() -> None:
     queued.assign(P, D)
     finish = queued.expired(Stage.QUEUED, 60.0)[-1]
     assert isinstance(finish, Finish) and isinstance(finish.error, DeadlineExceeded)
+
+
+def test_a_worker_that_drains_is_left_and_that_is_no_failure() -> None:
+    m = machine(max_tokens=30)
+    m.assign(P, D)
+    for attempt in range(2 * MAX_ATTEMPTS):
+        m.on_event("P", pb.Event(need_room=ref(attempt)))
+        actions = m.leave("D")
+        assert m.cause is AttemptCause.DRAIN
+        assert sent(actions) == [("D", "cancel"), ("P", "cancel")]
+        assert actions[-1] == Choose(frozenset()), (
+            "who drains is not to be avoided as one that fails"
+        )
+        assert m.leave("D") == [], "it was left already"
+        m.assign(P, D)
+    for attempt in range(2 * MAX_ATTEMPTS, 3 * MAX_ATTEMPTS):
+        actions = m.on_event("P", ended(attempt=attempt))
+        m.assign(P, D)
+    finish = actions[-1]
+    assert isinstance(finish, Finish) and isinstance(finish.error, WorkerFailed)
+
+
+def test_who_is_not_needed_may_drain_unnoticed() -> None:
+    m = machine()
+    handed_over(m)
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    assert not m.needs("P") and m.leave("P") == []

@@ -140,7 +140,10 @@ async def test_a_worker_that_is_silent_while_it_is_needed_is_lost(
 ) -> None:
     monkeypatch.setattr(links, "BEAT_S", 0.2)
     silent, well = Greeter(), Commanded()
-    async with serving(silent) as dumb, serving(WorkerServicer(well)) as alive:
+    async with (
+        serving(silent) as dumb,
+        serving(WorkerServicer(well, lambda budget_s: None)) as alive,
+    ):
         lost: asyncio.Queue[str] = asyncio.Queue()
         other_lost: asyncio.Queue[str] = asyncio.Queue()
         link, other = await opened(dumb, lost), await opened(alive, other_lost)

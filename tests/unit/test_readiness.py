@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.services.router.generation import Readiness
-from kvrelay.services.router.policy import LiveWorker, readiness
+from kvrelay.services.router.policy import LiveWorker, candidates, readiness
 from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
 from kvrelay.shared.types import Incarnation, Role
 
@@ -53,3 +53,15 @@ MISFIT = (
 )
 def test_what_it_lacks(workers: list[LiveWorker], found: Readiness) -> None:
     assert readiness(workers) == found
+
+
+def test_who_began_an_answer_is_not_replaced_by_others() -> None:
+    """However many there are of another group, and whoever failed in the own one."""
+    newer = [worker(role, weights="y") for role in (Role.PREFILL, Role.PREFILL, Role.DECODE)]
+    workers = [PREFILL, DECODE, *newer]
+    assert candidates(workers, frozenset()).group == newer[0].record.group
+    own = PREFILL.record.group
+    assert candidates(workers, frozenset(), own).decodes == (DECODE,)
+    failed = frozenset({PREFILL.incarnation, DECODE.incarnation})
+    assert candidates(workers, failed, own).prefills == (PREFILL,), "better than nobody"
+    assert not candidates(newer, frozenset(), own)

@@ -205,21 +205,29 @@ class Ended(_message.Message):
     retryable: bool
     def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., reason: _Optional[_Union[End, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
+class Draining(_message.Message):
+    __slots__ = ("remaining_ms",)
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    remaining_ms: int
+    def __init__(self, remaining_ms: _Optional[int] = ...) -> None: ...
+
 class Event(_message.Message):
-    __slots__ = ("need_room", "room", "started", "token", "published", "ended")
+    __slots__ = ("need_room", "room", "started", "token", "published", "ended", "draining")
     NEED_ROOM_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     need_room: Ref
     room: Room
     started: Started
     token: Token
     published: Published
     ended: Ended
-    def __init__(self, need_room: _Optional[_Union[Ref, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    draining: Draining
+    def __init__(self, need_room: _Optional[_Union[Ref, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
     __slots__ = ("hello", "events")
@@ -240,7 +248,7 @@ class InspectRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("incarnation", "total_blocks", "free_blocks", "cached_idle_blocks", "in_use_blocks", "quarantined_blocks", "waiting", "running", "holders", "healthy")
+    __slots__ = ("incarnation", "total_blocks", "free_blocks", "cached_idle_blocks", "in_use_blocks", "quarantined_blocks", "waiting", "running", "holders", "healthy", "legs")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +259,7 @@ class InspectReply(_message.Message):
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    LEGS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     total_blocks: int
     free_blocks: int
@@ -261,4 +270,21 @@ class InspectReply(_message.Message):
     running: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     healthy: bool
-    def __init__(self, incarnation: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_idle_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., healthy: _Optional[bool] = ...) -> None: ...
+    legs: int
+    def __init__(self, incarnation: _Optional[str] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_idle_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., healthy: _Optional[bool] = ..., legs: _Optional[int] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("budget_ms",)
+    BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    budget_ms: int
+    def __init__(self, budget_ms: _Optional[int] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("incarnation", "remaining_ms", "legs")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_MS_FIELD_NUMBER: _ClassVar[int]
+    LEGS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    remaining_ms: int
+    legs: int
+    def __init__(self, incarnation: _Optional[str] = ..., remaining_ms: _Optional[int] = ..., legs: _Optional[int] = ...) -> None: ...

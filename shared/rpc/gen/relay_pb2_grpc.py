@@ -45,6 +45,11 @@ class WorkerStub:
                 request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvrelay.v1.Worker/Drain',
+                request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -66,6 +71,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Take no new work, let what runs end or move to others, then exit, all in the time given. At
+        once it answers; asked again, it keeps the earlier end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.FromString,
                     response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.FromString,
+                    response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +153,33 @@ class Worker:
             '/kvrelay.v1.Worker/Inspect',
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.SerializeToString,
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.Worker/Drain',
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.SerializeToString,
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,
