@@ -54,7 +54,8 @@ sanitize: $(STAMP) ## 10,000 steps of the native kernels under address and threa
 
 fuzz: $(STAMP) ## 1,000,000 random events around an engine, and 100 lives of each kind of cluster (nightly)
 	$(BIN)/python tests/fuzz.py $(ARGS)
-	KVRELAY_TEST_SEEDS=100 $(BIN)/python -m pytest -n auto tests/sim/test_cluster.py
+	KVRELAY_TEST_SEEDS=100 KVRELAY_TEST_DEPTH=8 $(BIN)/python -m pytest -n auto tests/sim/test_cluster.py \
+		tests/sim/test_explore.py
 
 proto: $(STAMP) ## generated gRPC code, committed beside its source
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \
