@@ -86,6 +86,8 @@ class Exchange:
     cut: bool = False
     """Ended by us before its end."""
     complete: bool = False
+    retry_after_s: float | None = None
+    """What a refusal advised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,10 @@ class Stream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._now_s = time.monotonic()
         self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self.exchange.retry_after_s = float(value)
 
     def on_body(self, body: bytes) -> None:
         self.exchange.pieces.append((self._now_s, body))

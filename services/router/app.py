@@ -118,7 +118,7 @@ async def serve(config: RouterConfig) -> int:
     deadlines = Deadlines(
         config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
     )
-    admission = Admission(config.max_queue_requests, clock)
+    admission = Admission(config.max_queue_requests, config.queue_s, clock)
     directory = BlockDirectory(BlockReader(config.redis_url, keys))
     placement = Placement(store, directory, clock, incarnation, config.route)
     dispatcher = Dispatcher(placement, admission, observer, deadlines)

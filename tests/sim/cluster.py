@@ -263,7 +263,7 @@ class SimCluster:
             metrics, Tracing.from_environment("sim", "sim", {}, self.clock), ledger, self.clock
         )
         deadlines = Deadlines(60, 60, 60, 10, 60)
-        admission = Admission(10_000, self.clock)
+        admission = Admission(10_000, 1e6, self.clock)
         self.placement = Placement(NoStore(), Pools(self), self.clock, "router", shape.route)
         self.dispatcher = Dispatcher(self.placement, admission, self.observer, deadlines)
         self.dispatcher.join(self)
