@@ -130,8 +130,10 @@ async def serve(config: RouterConfig) -> int:
     membership.busy = lambda: observer.in_flight > 0
     keep_library()
     loop = asyncio.get_running_loop()
-    subject = router_subject(
-        incarnation, address, lambda: loop.call_soon_threadsafe(membership.look)
+    subject = replace(
+        router_subject(incarnation, address),
+        on_change=lambda: loop.call_soon_threadsafe(membership.look),
+        on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
     )
     presence = Presence(config.redis_url, keys, subject, clock)
 
@@ -220,20 +222,18 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def router_subject(
-    incarnation: Incarnation, address: str, on_change: Callable[[], object]
-) -> Subject:
-    def record(name: Incarnation) -> RouterRecord:
-        return RouterRecord(incarnation=name, name="router", http_address=address)
+def router_subject(incarnation: Incarnation, address: str) -> Subject:
+    """A router is one incarnation as long as its process lives, also when its lease had ended.
 
+    A worker that others gave up begins anew because they may have given its memory away. A router
+    has nothing that anybody could write to: what it started on workers ended with its streams and
+    goes on as new attempts with nonces of their own, and what was swept of its ledger it opens
+    again with its next event. So whatever bears its name (lease, ledger, assignments, streams) is
+    true after a freeze as it was before, without a moment in which the two are mixed.
+    """
+    record = RouterRecord(incarnation=incarnation, name="router", http_address=address)
     still = ctypes.c_int64(0)  # it says the same at all times
-    # A router that stood still has lost nothing that a new name would protect: its streams broke.
-    return Subject(
-        record(incarnation),
-        lambda: record(Incarnation(secrets.token_hex(16))),
-        on_change=on_change,
-        turns=lambda: still,
-    )
+    return Subject(record, lambda: record, turns=lambda: still)
 
 
 def gauges(observer: Observer, membership: Membership) -> RouterGauges:

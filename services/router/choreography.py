@@ -218,6 +218,11 @@ class LegMachine:
         return self._decode is not None
 
     @property
+    def nonce(self) -> int:
+        """Of this attempt."""
+        return self._ref.nonce
+
+    @property
     def prefill_incarnation(self) -> str:
         return self._prefill.incarnation if self._prefill is not None else ""
 

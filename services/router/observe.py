@@ -202,5 +202,6 @@ class RequestWatch:
                 decode=machine.decode_incarnation,
                 prompt_tokens=len(machine.spec.prompt),
                 output_tokens=len(machine.tokens),
+                nonce=machine.nonce,
             )
         )

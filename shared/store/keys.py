@@ -11,6 +11,9 @@
     kvrelay:{<cluster>}:assigned:<incarnation>  hash    time bucket -> tokens assigned in it
     kvrelay:{<cluster>}:leg:<name>              hash    worker -> "router bucket tokens"
     kvrelay:{<cluster>}:req:<request id>        hash    the ledger's record of one request
+    kvrelay:{<cluster>}:open:<incarnation>      zset    request id -> ms of its record's last write,
+                                                        of a router's records that have not ended
+    kvrelay:{<cluster>}:owners                  zset    the same for the routers with such records
 
 The owner's incarnation is part of the key of everything it owns: nobody can renew or delete what
 another owns, and a worker that restarts can never be taken for the one before it. All keys of a
@@ -82,6 +85,13 @@ class Keys:
 
     def request(self, request_id: str) -> str:
         return self.prefix("req") + request_id
+
+    def open_records(self, incarnation: str) -> str:
+        return self.prefix("open") + incarnation
+
+    @property
+    def owners(self) -> str:
+        return f"kvrelay:{{{self.cluster}}}:owners"
 
     @property
     def workers(self) -> str:

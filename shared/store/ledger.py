@@ -2,6 +2,11 @@
 
 Events go into a bounded queue and are written behind, many requests in one round trip. A record
 only moves forward, to a later phase of its attempt or to a later attempt, and never out of an end.
+One end is a guess: another router swept the record because this one seemed to be gone. A router
+that was frozen or cut off and is back says so with its next event, and the record is open again.
+
+What has not ended is indexed by its router, in the same step: who sweeps or audits finds it without
+a look at other keys.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, cast
@@ -36,6 +42,8 @@ class Phase(StrEnum):
     FINISHED = "finished"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    SWEPT = "swept"
+    """Its router was gone; only a sweeper says so."""
 
 
 FINAL_RANK: Final = 4
@@ -47,6 +55,7 @@ RANK: Final = {
     Phase.FINISHED: FINAL_RANK,
     Phase.CANCELLED: FINAL_RANK + 1,
     Phase.FAILED: FINAL_RANK + 2,
+    Phase.SWEPT: FINAL_RANK + 3,
 }
 """Moves go to a higher rank; phases may be skipped, because events may be dropped."""
 
@@ -63,6 +72,8 @@ class LedgerEvent:
     decode: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    nonce: int = 0
+    """Of the attempt."""
 
     @property
     def final(self) -> bool:
@@ -93,6 +104,7 @@ class Ledger:
         self._queue: deque[LedgerEvent] = deque()
         self._live: dict[str, LedgerEvent] = {}
         self._work = asyncio.Event()
+        self._try_now = asyncio.Event()
         self._client = connect_async(url, connections=1)
         self._journal = self._client.register_script(script("journal"))
         self._failures = 0
@@ -105,6 +117,11 @@ class Ledger:
             self._live[event.request_id] = event
         self._enqueue(event)
 
+    def registered(self) -> None:
+        """Redis holds this router anew, and perhaps nothing else: all that is live is written."""
+        self._enqueue_live()
+        self._try_now.set()
+
     async def run(self) -> None:
         """Write behind, and keep the records of live requests from expiring, until cancelled."""
         loop = asyncio.get_running_loop()
@@ -114,8 +131,7 @@ class Ledger:
             await self._wait_for_work(refresh_at - loop.time() if self._live else None)
             if loop.time() >= refresh_at:
                 refresh_at = loop.time() + REFRESH_S
-                for event in self._live.values():
-                    self._enqueue(event)
+                self._enqueue_live()
             await self._write_all()
 
     async def close(self) -> None:
@@ -126,6 +142,10 @@ class Ledger:
         except StoreError as error:
             _log.warning("%d ledger events not written: %s", len(self._queue), error)
         await self._client.aclose()
+
+    def _enqueue_live(self) -> None:
+        for event in self._live.values():
+            self._enqueue(event)
 
     def _enqueue(self, event: LedgerEvent) -> None:
         if len(self._queue) >= self._capacity_events:
@@ -157,19 +177,20 @@ class Ledger:
         args: list[str | int] = [self._router, REQUEST_TTL_MS, FINAL_RANK]
         for event in batch:
             args += [event.phase, RANK[event.phase], event.attempt, event.prefill, event.decode]
-            args += [event.prompt_tokens, event.output_tokens]
+            args += [event.prompt_tokens, event.output_tokens, event.nonce, event.request_id]
         try:
             with mapped_errors(self._url):
                 async with asyncio.timeout(TIMEOUT_S):
-                    refused = cast(int, await self._journal(self._request_keys(batch), args))
+                    refused = cast(int, await self._journal(self._written_keys(batch), args))
         except BaseException:
             self._put_back(batch)
             raise
         self.counts.refused += refused
         self.counts.written += len(batch) - refused
 
-    def _request_keys(self, batch: list[LedgerEvent]) -> list[str]:
-        return [self._keys.request(event.request_id) for event in batch]
+    def _written_keys(self, batch: list[LedgerEvent]) -> list[str]:
+        index = [self._keys.owners, self._keys.open_records(self._router)]
+        return [*index, *(self._keys.request(event.request_id) for event in batch)]
 
     def _put_back(self, batch: list[LedgerEvent]) -> None:
         room = max(self._capacity_events - len(self._queue), 0)
@@ -182,7 +203,10 @@ class Ledger:
             _log.warning("the ledger waits: %s", error)
         wait_s = min(RETRY_FIRST_S * 2**self._failures, RETRY_MOST_S)
         self._failures = min(self._failures + 1, 10)
-        await asyncio.sleep(wait_s)
+        self._try_now.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._try_now.wait()
 
     def _recovered(self) -> None:
         if self._failures:

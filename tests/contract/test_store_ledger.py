@@ -71,13 +71,17 @@ async def write(server: ValkeyServer, *events: LedgerEvent) -> LedgerCounts:
         return ledger.counts
 
 
+def records(client: redis.Redis) -> list[str]:
+    return client.keys(KEYS.prefix("req") + "*")
+
+
 async def test_a_request_is_journalled_with_owner_counts_and_lifetime(
     server: ValkeyServer, client: redis.Redis
 ) -> None:
     counts = await write(
         server,
         LedgerEvent("a", Phase.QUEUED, 0, prompt_tokens=12),
-        LedgerEvent("a", Phase.DECODING, 0, "p", "d", prompt_tokens=12, output_tokens=3),
+        LedgerEvent("a", Phase.DECODING, 0, "p", "d", prompt_tokens=12, output_tokens=3, nonce=7),
     )
     assert (counts.written, counts.refused, counts.dropped) == (2, 0, 0)
     record = client.hgetall(KEYS.request("a"))
@@ -91,6 +95,7 @@ async def test_a_request_is_journalled_with_owner_counts_and_lifetime(
         "decode": "d",
         "prompt_tokens": "12",
         "output_tokens": "3",
+        "nonce": "7",
     }
     assert 0 < client.pttl(KEYS.request("a")) <= REQUEST_TTL_MS
 
@@ -149,7 +154,7 @@ async def test_many_requests_share_one_round_trip(
     client.config_resetstat()
     await write(server, *(LedgerEvent(f"r{n}", Phase.QUEUED, 0) for n in range(512)))
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 2
-    assert client.dbsize() == 513
+    assert len(records(client)) == 513
 
 
 @pytest.mark.leaks_allowed  # the module's server is started again
@@ -167,7 +172,7 @@ async def test_an_outage_blocks_nobody_drops_the_oldest_and_is_caught_up(
         server.start()
         await settled(ledger, 5)
         assert ledger.counts == LedgerCounts(written=5, refused=0, dropped=3)
-    assert client.keys("*") == [KEYS.request("kept")]
+    assert client.keys("*") == [KEYS.request("kept")], "and nothing is open"
     assert client.hget(KEYS.request("kept"), "phase") == "finished"
 
 
@@ -182,7 +187,37 @@ async def test_records_of_live_requests_are_written_again_before_they_expire(
         await settled(ledger, 3)
         client.flushall()
         await settled(ledger, 5)
-    assert client.keys("*") == [KEYS.request("live")]
+    assert records(client) == [KEYS.request("live")]
+
+
+async def test_what_is_live_is_written_again_at_once_where_redis_lost_it(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    async with opened(server) as ledger:
+        ledger.record(LedgerEvent("ended", Phase.FINISHED, 0))
+        ledger.record(LedgerEvent("live", Phase.DECODING, 0))
+        await settled(ledger, 2)
+        client.flushall()
+        ledger.registered()
+        await settled(ledger, 3)
+    assert records(client) == [KEYS.request("live")]
+    assert client.zrange(KEYS.open_records("router-1"), 0, -1) == ["live"]
+
+
+@pytest.mark.leaks_allowed  # the module's server is started again
+async def test_a_ledger_that_waits_for_redis_writes_as_soon_as_its_router_is_registered(
+    server: ValkeyServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_FIRST_S", 60.0)
+    monkeypatch.setattr(module, "RETRY_MOST_S", 60.0)
+    async with opened(server) as ledger:
+        server.stop()
+        ledger.record(LedgerEvent("live", Phase.DECODING, 0))
+        await asyncio.sleep(0.1)  # it has tried, and waits
+        server.start()
+        ledger.registered()
+        await settled(ledger, 2)
+    assert client.hget(KEYS.request("live"), "phase") == "decoding"
 
 
 async def test_closing_writes_what_is_left(server: ValkeyServer, client: redis.Redis) -> None:
