@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import uvloop
@@ -29,6 +28,7 @@ from kvrelay.services.router.openai.exchange import BodyLimits
 from kvrelay.services.router.openai.generate import EdgeSettings
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
+from kvrelay.services.router.sweeper import Sweeper
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.source import resolve_model
@@ -41,10 +41,11 @@ from kvrelay.shared.store.blocks import BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.ledger import Ledger
+from kvrelay.shared.store.open_records import OpenRecords
 from kvrelay.shared.store.presence import Presence, Subject
 from kvrelay.shared.store.records import RouterRecord
 from kvrelay.shared.telemetry import log as logs
-from kvrelay.shared.telemetry.labels import WorkerState
+from kvrelay.shared.telemetry.labels import LedgerResult, WorkerState
 from kvrelay.shared.telemetry.metrics import RouterGauges, RouterMetrics, render
 from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.types import Incarnation, Role
@@ -86,6 +87,8 @@ class Parts:
     store: ClusterStore
     directory: BlockDirectory
     ledger: Ledger
+    open_records: OpenRecords
+    sweeper: Sweeper
     presence: Presence
     tracing: Tracing
 
@@ -113,7 +116,7 @@ async def serve(config: RouterConfig) -> int:
     store = ClusterStore(config.redis_url, keys)
     ledger = Ledger(config.redis_url, keys, incarnation)
     tracing = Tracing.from_environment("kvrelay-router", incarnation, os.environ, clock)
-    metrics = RouterMetrics(lambda: gauges(observer, membership))
+    metrics = RouterMetrics(lambda: gauges(observer, membership, ledger, sweeper))
     observer = Observer(metrics, tracing, ledger, clock)
     deadlines = Deadlines(
         config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
@@ -128,11 +131,18 @@ async def serve(config: RouterConfig) -> int:
     membership.prepare = directory.follow
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
+    open_records = OpenRecords(config.redis_url, keys)
+    sweeper = Sweeper(open_records, incarnation, membership.addresses, clock)
     keep_library()
     loop = asyncio.get_running_loop()
+
+    def somebody_came_or_went() -> None:
+        membership.look()
+        sweeper.look()
+
     subject = replace(
         router_subject(incarnation, address),
-        on_change=lambda: loop.call_soon_threadsafe(membership.look),
+        on_change=lambda: loop.call_soon_threadsafe(somebody_came_or_went),
         on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
     )
     presence = Presence(config.redis_url, keys, subject, clock)
@@ -145,7 +155,10 @@ async def serve(config: RouterConfig) -> int:
         metrics=lambda: render(metrics.registry)[0],
     )
     server = Server(app)
-    parts = Parts(dispatcher, membership, store, directory, ledger, presence, tracing)
+    parts = Parts(
+        *(dispatcher, membership, store, directory, ledger, open_records, sweeper),
+        *(presence, tracing),
+    )
     await run_until_signal(server, listener, parts, config.drain_s)
     return 0
 
@@ -168,6 +181,7 @@ async def run_until_signal(
         asyncio.create_task(parts.membership.run()),
         asyncio.create_task(parts.directory.run()),
         asyncio.create_task(parts.ledger.run()),
+        asyncio.create_task(parts.sweeper.run()),
     ]
     # Who connects meanwhile waits in the listener's queue: the first answer knows the workers.
     await first_of(parts.membership.first_view(), stopping.wait(), asyncio.sleep(FIRST_VIEW_S))
@@ -189,6 +203,7 @@ async def run_until_signal(
     results = await asyncio.gather(serving, *background, return_exceptions=True)
     await asyncio.to_thread(parts.presence.stop)
     await parts.ledger.close()
+    await parts.open_records.aclose()
     await parts.directory.close()
     await parts.store.close()
     parts.tracing.close()
@@ -236,10 +251,18 @@ def router_subject(incarnation: Incarnation, address: str) -> Subject:
     return Subject(record, lambda: record, turns=lambda: still)
 
 
-def gauges(observer: Observer, membership: Membership) -> RouterGauges:
+def gauges(
+    observer: Observer, membership: Membership, ledger: Ledger, sweeper: Sweeper
+) -> RouterGauges:
     live = {worker.incarnation for worker in membership.live()}
     workers: dict[tuple[Role, WorkerState], int] = {}
     for record in membership.known():
         state = WorkerState.READY if record.incarnation in live else WorkerState.LOST
         workers[record.role, state] = workers.get((record.role, state), 0) + 1
-    return RouterGauges(observer.in_flight, workers)
+    counts = ledger.counts
+    events = {
+        LedgerResult.WRITTEN: counts.written,
+        LedgerResult.CONFLICT: counts.refused,
+        LedgerResult.DROPPED: counts.dropped,
+    }
+    return RouterGauges(observer.in_flight, workers, events, sweeper.swept)

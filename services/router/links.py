@@ -18,8 +18,12 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.3
 HELLO_DEADLINE_S = 2.0
-BEAT_S = 3.0
-"""Time between two beats, and for the answer to one."""
+BEAT_S = 0.5
+"""Time between two beats. Workers count on them: a router that has work on a worker and is silent
+for several beats is frozen or cut off."""
+UNHEARD_BEATS = 6
+"""So many beats without any word from the worker, and it is lost. Where its lease ended it is lost
+before that; this is for a Redis that is away."""
 
 Call = grpc.aio.StreamStreamCall[pb.ToWorker, pb.FromWorker]
 OnEvent = Callable[[str, pb.Event], None]
@@ -177,20 +181,26 @@ class Link:
         while True:
             await self._used.wait()
             self._used.clear()
+            unheard = 0
             while self.needed():
                 self._beat, self._heard = True, False
                 self._filled.set()
                 await asyncio.sleep(BEAT_S)
-                if not self._heard:
-                    # This process may have stood still itself: the beat went out late, or its
-                    # answer waits unread.
-                    await asyncio.sleep(BEAT_S / 6)
-                if not self._heard:
-                    raise TimeoutError(f"silent for {BEAT_S:g} s")
+                unheard = 0 if self._heard else unheard + 1
+                # One more than were due: this process may have stood still itself, and the
+                # answers wait unread.
+                if unheard > UNHEARD_BEATS:
+                    raise TimeoutError(f"silent for {unheard * BEAT_S:g} s")
 
     def _hello(self) -> pb.ToWorker:
-        hello = pb.RouterHello(protocol=PROTOCOL, router=self._router, worker=self.incarnation)
-        return pb.ToWorker(hello=hello)
+        return pb.ToWorker(
+            hello=pb.RouterHello(
+                protocol=PROTOCOL,
+                router=self._router,
+                worker=self.incarnation,
+                beat_ms=round(BEAT_S * 1000),
+            )
+        )
 
 
 def reason(error: Exception) -> str:

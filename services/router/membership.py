@@ -85,6 +85,10 @@ class Membership:
     def known(self) -> list[WorkerRecord]:
         return [member.record for member in self._members.values()]
 
+    def addresses(self) -> dict[str, str]:
+        """Where those can be asked that are not known to be gone, by incarnation."""
+        return {name: member.record.grpc_address for name, member in self._members.items()}
+
     def link(self, incarnation: str) -> Link | None:
         member = self._members.get(incarnation)
         return member.link if member is not None else None

@@ -46,6 +46,16 @@ class WorkerState(StrEnum):
     LOST = "lost"
 
 
+class LedgerResult(StrEnum):
+    """What became of an event for the ledger."""
+
+    WRITTEN = "written"
+    CONFLICT = "conflict"
+    """Not a move forward, or another router's request."""
+    DROPPED = "dropped"
+    """For want of room, while Redis was away."""
+
+
 class TokenKind(StrEnum):
     PROMPT = "prompt"
     OUTPUT = "output"

@@ -7,13 +7,13 @@ gauges are read from the living state at each scrape, so that none can be left b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import product
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
@@ -22,6 +22,7 @@ from kvrelay.shared.telemetry.labels import (
     CacheResult,
     Direction,
     Endpoint,
+    LedgerResult,
     Outcome,
     RouteKind,
     TokenKind,
@@ -61,6 +62,10 @@ class RouterGauges:
     requests_in_flight: int
     workers: Mapping[tuple[Role, WorkerState], int]
     """Pairs left out count as 0."""
+    ledger_events: Mapping[LedgerResult, int] = field(default_factory=dict)
+    """These only grow; those left out count as 0."""
+    ledger_swept: int = 0
+    """This one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,14 @@ def _router_families(now: RouterGauges) -> Iterator[Metric]:
         for state in WorkerState:
             workers.add_metric([role, state], now.workers.get((role, state), 0))
     yield workers
+    events = CounterMetricFamily(
+        "kvrelay_ledger_events", "Events for the ledger, by what became of them.", labels=["result"]
+    )
+    for result in LedgerResult:
+        events.add_metric([result], now.ledger_events.get(result, 0))
+    yield events
+    swept = "Records of routers that are gone, closed by this one."
+    yield CounterMetricFamily("kvrelay_ledger_swept", swept, now.ledger_swept)
 
 
 def _worker_families(now: WorkerGauges) -> Iterator[Metric]:

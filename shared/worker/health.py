@@ -1,10 +1,13 @@
-"""Whether an engine is well: it advanced lately, or had nothing to do (L8)."""
+"""Whether an engine is well: it advanced lately, or had nothing to do (L8). Whether a router is."""
 
 from __future__ import annotations
 
 STALL_NS = 400_000_000
 """An engine that has work and made no progress for this long is not well; a renewal's period is a
 little longer, so that each asks about the time since the one before."""
+SILENT_BEATS = 4
+"""So many beats that do not come make a silent router: one whose loop stands for a second does not
+lose its requests."""
 
 
 class HealthWatch:
@@ -23,3 +26,48 @@ class HealthWatch:
         if turn != self._turn or progress != self._progress:
             self._turn, self._progress, self._advanced_ns = turn, progress, now_ns
         return now_ns - self._advanced_ns < STALL_NS
+
+
+class SilenceWatch:
+    """Whether a router that has work here is silent (L7). Pure: told what happens, and when.
+
+    Each stream's router beats as often as it promised, from the very loop that would send a cancel
+    and over the very path it would take. Its lease is no such sign: the thread that renews it goes
+    on when the loop stands, and nobody can see it while Redis is away. Only time in which this
+    process itself was listening counts, for one that stood still has heard nobody.
+    """
+
+    def __init__(self, beat_ns: int, now_ns: int) -> None:
+        """`beat_ns` is 0 for a router that promised nothing: then it is never silent."""
+        self._beat_ns = beat_ns
+        self._heard_ns = self._looked_ns = now_ns
+        self._listened_ns = 0
+
+    @property
+    def tick_ns(self) -> int:
+        """How often `silent` is to be asked; 0: never."""
+        return self._beat_ns // 2
+
+    @property
+    def limit_ns(self) -> int:
+        return SILENT_BEATS * self._beat_ns
+
+    def heard(self, now_ns: int) -> None:
+        self._heard_ns = now_ns
+        self._listened_ns = 0
+
+    def begin(self, now_ns: int) -> None:
+        """It has work here from now on: until now it had no reason to say anything."""
+        self._looked_ns = now_ns
+        self._listened_ns = 0
+
+    def silent(self, now_ns: int) -> bool:
+        """Asked every `tick_ns`; what passed beyond two of them did not pass in listening."""
+        passed_ns = now_ns - self._looked_ns
+        self._looked_ns = now_ns
+        self._listened_ns += passed_ns if passed_ns <= 2 * self.tick_ns else self.tick_ns
+        return 0 < self.limit_ns <= self._listened_ns
+
+    def here(self, now_ns: int) -> bool:
+        """For one that should be saying something: whether it has done so lately."""
+        return self.limit_ns == 0 or now_ns - self._heard_ns < self.limit_ns

@@ -47,6 +47,8 @@ class Node:
         self._incarnation = incarnation
         self._journal = journal
         self._outboxes: dict[str, Outbox] = {}
+        self._work: dict[str, set[LegRef]] = {}
+        """By router stream: attempts that it began here, neither cancelled nor ended."""
         self._peers: dict[LegRef, PeerInfo] = {}
         self._engine: EngineLoop
         self._sender: Sender
@@ -71,6 +73,7 @@ class Node:
 
     def attach(self, owner: str, outbox: Outbox) -> None:
         self._outboxes[owner] = outbox
+        self._work[owner] = set()
         log.info("router %s attached", owner)
         self._announce_drain(outbox)
 
@@ -90,7 +93,7 @@ class Node:
         return len(self._engine.engine.state.legs)
 
     def detach(self, owner: str) -> None:
-        del self._outboxes[owner]
+        del self._outboxes[owner], self._work[owner]
         self._engine.post(m.OwnerGone(owner))
         log.info("router %s left", owner)
 
@@ -109,7 +112,13 @@ class Node:
         elif kind == "published":
             self._engine.post(m.Published(ref_from_wire(command.published)))
         elif kind == "cancel":
-            self._engine.post(m.Cancel(ref_from_wire(command.cancel)))
+            ref = ref_from_wire(command.cancel)
+            self._work[owner].discard(ref)
+            self._engine.post(m.Cancel(ref))
+
+    def works_for(self, owner: str) -> bool:
+        """Whether that stream's router waits for something from here."""
+        return bool(self._work[owner])
 
     def _serve(self, owner: str, serve: pb.Serve) -> None:
         ref = ref_from_wire(serve.ref)
@@ -118,6 +127,7 @@ class Node:
             self._peers[ref] = peer_from_wire(serve.decode)
         self._journal.begin(ref, "prefill" if handoff else "both", serve.traceparent)
         spec = leg_from_wire(ref.leg, serve.leg)
+        self._work[owner].add(ref)
         self._engine.post(m.Serve(owner, ref, spec, handoff))
 
     def _reserve(self, owner: str, reserve: pb.Reserve) -> None:
@@ -125,6 +135,7 @@ class Node:
         self._peers[ref] = peer_from_wire(reserve.prefill)
         self._journal.begin(ref, "decode", reserve.traceparent)
         spec = leg_from_wire(ref.leg, reserve.leg)
+        self._work[owner].add(ref)
         self._engine.post(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
 
     async def inspect(self) -> pb.InspectReply:
@@ -143,6 +154,11 @@ class Node:
             legs=self.legs,
             holders=sorted(leg.key for leg in [*state.legs.values()] if leg.blocks),
         )
+
+    def legs_of(self, router: str) -> list[str]:
+        """Those that any of its streams, gone ones too, began and whose blocks are not all free."""
+        legs = [*self._engine.engine.state.legs.values()]
+        return sorted({leg.ref.leg for leg in legs if leg.owner.rpartition("/")[0] == router})
 
     # ---- from the engine ---------------------------------------------------------------------
 
@@ -203,6 +219,7 @@ class Node:
     def _(self, it: m.Ended) -> None:
         self._peers.pop(it.ref, None)
         self._journal.end(it.ref, it.reason, it.message)
+        self._work.get(it.owner, set()).discard(it.ref)
         ended = pb.Ended(
             ref=ref_to_wire(it.ref),
             reason=_END_TO_WIRE[it.reason],

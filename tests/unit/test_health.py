@@ -1,8 +1,8 @@
-"""What counts as well: progress, or nothing to do."""
+"""What counts as well: progress, or nothing to do; and what as silence."""
 
 from __future__ import annotations
 
-from kvrelay.shared.worker.health import STALL_NS, HealthWatch
+from kvrelay.shared.worker.health import SILENT_BEATS, STALL_NS, HealthWatch, SilenceWatch
 
 
 def test_work_without_progress_is_not_well_after_the_stall_and_well_again_with_the_next_step() -> (
@@ -23,3 +23,62 @@ def test_an_engine_nobody_asked_about_while_it_rested_is_well_when_its_first_ste
     hours = 10**13
     assert watch.well(hours, turn=2, progress=5)
     assert not watch.well(hours + STALL_NS, turn=2, progress=5)
+
+
+BEAT = 100
+"""Two ticks."""
+
+
+def ticks(watch: SilenceWatch, start: int, end: int) -> int | None:
+    """When it is found silent, asked every tick until `end`."""
+    times = range(start + watch.tick_ns, end + 1, watch.tick_ns)
+    return next((now for now in times if watch.silent(now)), None)
+
+
+def test_a_router_is_silent_after_some_beats_that_did_not_come() -> None:
+    watch = SilenceWatch(BEAT, 0)
+    watch.begin(1000)
+    for beat in range(1100, 2000, BEAT):
+        assert ticks(watch, beat - BEAT, beat) is None
+        watch.heard(beat)
+    assert ticks(watch, 1900, 10_000) == 1900 + SILENT_BEATS * BEAT
+
+
+def test_one_whose_loop_stood_for_less_is_not() -> None:
+    watch = SilenceWatch(BEAT, 0)
+    watch.begin(0)
+    stood = (SILENT_BEATS - 1) * BEAT
+    assert ticks(watch, 0, stood) is None
+    watch.heard(stood)
+    assert ticks(watch, stood, 2 * stood) is None
+
+
+def test_rest_before_its_work_came_is_no_silence() -> None:
+    watch = SilenceWatch(BEAT, 0)
+    hours = 10**9
+    watch.begin(hours)
+    assert ticks(watch, hours, hours + (SILENT_BEATS - 1) * BEAT) is None
+
+
+def test_one_that_stood_still_itself_has_heard_nobody() -> None:
+    watch = SilenceWatch(BEAT, 0)
+    watch.begin(0)
+    assert not watch.silent(50)
+    late = 10**9
+    assert not watch.silent(late)
+    assert not watch.here(late), "there is no word of it, though"
+    watch.heard(late)
+    assert watch.here(late)
+    # Late each time, as on a machine that has too much to do: it listened for a part of that.
+    assert [watch.silent(late + n * 1000) for n in range(1, 2 * SILENT_BEATS + 1)] == [
+        *[False] * (2 * SILENT_BEATS - 1),
+        True,
+    ]
+
+
+def test_one_that_promised_nothing_is_never_silent() -> None:
+    watch = SilenceWatch(0, 0)
+    watch.begin(0)
+    assert watch.tick_ns == 0
+    assert not watch.silent(10**12)
+    assert watch.here(10**12)

@@ -123,6 +123,12 @@ class Commanded:
     def command(self, owner: str, command: pb.Command) -> None:
         self.commands.append(command)
 
+    def works_for(self, owner: str) -> bool:
+        return bool(self.commands)
+
+    def legs_of(self, router: str) -> list[str]:
+        return []
+
     async def inspect(self) -> pb.InspectReply:
         return pb.InspectReply()
 

@@ -16,6 +16,7 @@ from kvrelay.shared.telemetry.labels import (
     AttemptCause,
     Direction,
     Endpoint,
+    LedgerResult,
     Outcome,
     RouteKind,
     TransferFault,
@@ -65,6 +66,8 @@ def test_a_router_has_exactly_these_metrics() -> None:
     assert families(router()) == {
         "attempts_total",
         "first_token_outcome_ratio",
+        "ledger_events_total",
+        "ledger_swept_total",
         "request_duration_seconds",
         "request_tokens_total",
         "requests_in_flight",
@@ -197,6 +200,15 @@ def test_router_gauges_show_every_role_and_state() -> None:
     assert workers.pop('kvrelay_workers{role="prefill",state="ready"}') == 2
     assert set(workers.values()) == {0.0}
     assert now["kvrelay_requests_in_flight"] == 3
+
+
+def test_a_router_shows_what_became_of_its_ledger() -> None:
+    events = {LedgerResult.WRITTEN: 7, LedgerResult.CONFLICT: 1}
+    now = series(render(router(RouterGauges(0, {}, events, ledger_swept=3)).registry)[0])
+    assert now['kvrelay_ledger_events_total{result="written"}'] == 7
+    assert now['kvrelay_ledger_events_total{result="conflict"}'] == 1
+    assert now['kvrelay_ledger_events_total{result="dropped"}'] == 0
+    assert now["kvrelay_ledger_swept_total"] == 3
 
 
 def test_two_objects_of_one_process_share_nothing() -> None:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvrelay/shared/rpc/gen/relay.proto\x12\nkvrelay.v1\"2\n\x03Ref\x12\x0b\n\x03leg\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05nonce\x18\x03 \x01(\x04\"\xae\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\"\x98\x01\n\x03Leg\x12\x0e\n\x06prompt\x18\x01 \x03(\x05\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Sampling\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04seen\x18\x04 \x03(\x05\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\"<\n\x04Peer\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06scheme\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0c\"?\n\x0bRouterHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\"z\n\x05Serve\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1c\n\x03leg\x18\x02 \x01(\x0b\x32\x0f.kvrelay.v1.Leg\x12 \n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.Peer\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"}\n\x07Reserve\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1c\n\x03leg\x18\x02 \x01(\x0b\x32\x0f.kvrelay.v1.Leg\x12!\n\x07prefill\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.Peer\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"U\n\x04Room\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1b\n\x13\x66irst_missing_token\x18\x02 \x01(\r\x12\x12\n\nrun_blocks\x18\x03 \x03(\r\"\xc8\x01\n\x07\x43ommand\x12\"\n\x05serve\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.ServeH\x00\x12&\n\x07reserve\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.ReserveH\x00\x12 \n\x04room\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.RoomH\x00\x12$\n\tpublished\x18\x04 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x12!\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x42\x06\n\x04kind\"f\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.RouterHelloH\x00\x12(\n\x08\x63ommands\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.CommandsH\x00\x42\x06\n\x04kind\"1\n\x08\x43ommands\x12%\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x13.kvrelay.v1.Command\"/\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\"g\n\x05Token\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x05\x12\"\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x12.kvrelay.v1.Finish\">\n\x07Started\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"A\n\tPublished\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x16\n\x0erelayed_tokens\x18\x02 \x01(\r\"j\n\x05\x45nded\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1f\n\x06reason\x18\x02 \x01(\x0e\x32\x0f.kvrelay.v1.End\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\" \n\x08\x44raining\x12\x14\n\x0cremaining_ms\x18\x01 \x01(\x04\"\x9d\x02\n\x05\x45vent\x12$\n\tneed_room\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x12 \n\x04room\x18\x02 \x01(\x0b\x32\x10.kvrelay.v1.RoomH\x00\x12&\n\x07started\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.StartedH\x00\x12\"\n\x05token\x18\x04 \x01(\x0b\x32\x11.kvrelay.v1.TokenH\x00\x12*\n\tpublished\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.PublishedH\x00\x12\"\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x11.kvrelay.v1.EndedH\x00\x12(\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x14.kvrelay.v1.DrainingH\x00\x42\x06\n\x04kind\"d\n\nFromWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkerHelloH\x00\x12$\n\x06\x65vents\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.EventsH\x00\x42\x06\n\x04kind\"+\n\x06\x45vents\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Event\"\x10\n\x0eInspectRequest\"\xef\x01\n\x0cInspectReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_idle_blocks\x18\x04 \x01(\r\x12\x15\n\rin_use_blocks\x18\x05 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0f\n\x07holders\x18\t \x03(\t\x12\x0f\n\x07healthy\x18\n \x01(\x08\x12\x0c\n\x04legs\x18\x0b \x01(\r\"4\n\x0c\x44rainRequest\x12\x16\n\tbudget_ms\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0c\n\n_budget_ms\"E\n\nDrainReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x02 \x01(\x04\x12\x0c\n\x04legs\x18\x03 \x01(\r*=\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*:\n\x03\x45nd\x12\x10\n\x0c\x45ND_FINISHED\x10\x00\x12\x11\n\rEND_CANCELLED\x10\x01\x12\x0e\n\nEND_FAILED\x10\x02\x32\xc0\x01\n\x06Worker\x12:\n\x06\x41ttach\x12\x14.kvrelay.v1.ToWorker\x1a\x16.kvrelay.v1.FromWorker(\x01\x30\x01\x12?\n\x07Inspect\x12\x1a.kvrelay.v1.InspectRequest\x1a\x18.kvrelay.v1.InspectReply\x12\x39\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x16.kvrelay.v1.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"kvrelay/shared/rpc/gen/relay.proto\x12\nkvrelay.v1\"2\n\x03Ref\x12\x0b\n\x03leg\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05nonce\x18\x03 \x01(\x04\"\xae\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nmax_tokens\x18\x06 \x01(\x05\x12\x12\n\nmin_tokens\x18\x07 \x01(\x05\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\"\x98\x01\n\x03Leg\x12\x0e\n\x06prompt\x18\x01 \x03(\x05\x12&\n\x08sampling\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.Sampling\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04seen\x18\x04 \x03(\x05\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\"<\n\x04Peer\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0e\n\x06scheme\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0c\"P\n\x0bRouterHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06router\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0f\n\x07\x62\x65\x61t_ms\x18\x04 \x01(\r\"z\n\x05Serve\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1c\n\x03leg\x18\x02 \x01(\x0b\x32\x0f.kvrelay.v1.Leg\x12 \n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.Peer\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"}\n\x07Reserve\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1c\n\x03leg\x18\x02 \x01(\x0b\x32\x0f.kvrelay.v1.Leg\x12!\n\x07prefill\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.Peer\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\"U\n\x04Room\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1b\n\x13\x66irst_missing_token\x18\x02 \x01(\r\x12\x12\n\nrun_blocks\x18\x03 \x03(\r\"\xc8\x01\n\x07\x43ommand\x12\"\n\x05serve\x18\x01 \x01(\x0b\x32\x11.kvrelay.v1.ServeH\x00\x12&\n\x07reserve\x18\x02 \x01(\x0b\x32\x13.kvrelay.v1.ReserveH\x00\x12 \n\x04room\x18\x03 \x01(\x0b\x32\x10.kvrelay.v1.RoomH\x00\x12$\n\tpublished\x18\x04 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x12!\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x42\x06\n\x04kind\"f\n\x08ToWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.RouterHelloH\x00\x12(\n\x08\x63ommands\x18\x02 \x01(\x0b\x32\x14.kvrelay.v1.CommandsH\x00\x42\x06\n\x04kind\"1\n\x08\x43ommands\x12%\n\x08\x63ommands\x18\x01 \x03(\x0b\x32\x13.kvrelay.v1.Command\"/\n\x0bWorkerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0e\n\x06worker\x18\x02 \x01(\t\"g\n\x05Token\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\r\n\x05index\x18\x02 \x01(\r\x12\r\n\x05token\x18\x03 \x01(\x05\x12\"\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x12.kvrelay.v1.Finish\">\n\x07Started\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\"A\n\tPublished\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x16\n\x0erelayed_tokens\x18\x02 \x01(\r\"j\n\x05\x45nded\x12\x1c\n\x03ref\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.Ref\x12\x1f\n\x06reason\x18\x02 \x01(\x0e\x32\x0f.kvrelay.v1.End\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\" \n\x08\x44raining\x12\x14\n\x0cremaining_ms\x18\x01 \x01(\x04\"\x9d\x02\n\x05\x45vent\x12$\n\tneed_room\x18\x01 \x01(\x0b\x32\x0f.kvrelay.v1.RefH\x00\x12 \n\x04room\x18\x02 \x01(\x0b\x32\x10.kvrelay.v1.RoomH\x00\x12&\n\x07started\x18\x03 \x01(\x0b\x32\x13.kvrelay.v1.StartedH\x00\x12\"\n\x05token\x18\x04 \x01(\x0b\x32\x11.kvrelay.v1.TokenH\x00\x12*\n\tpublished\x18\x05 \x01(\x0b\x32\x15.kvrelay.v1.PublishedH\x00\x12\"\n\x05\x65nded\x18\x06 \x01(\x0b\x32\x11.kvrelay.v1.EndedH\x00\x12(\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x14.kvrelay.v1.DrainingH\x00\x42\x06\n\x04kind\"d\n\nFromWorker\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.kvrelay.v1.WorkerHelloH\x00\x12$\n\x06\x65vents\x18\x02 \x01(\x0b\x32\x12.kvrelay.v1.EventsH\x00\x42\x06\n\x04kind\"+\n\x06\x45vents\x12!\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x11.kvrelay.v1.Event\"\x10\n\x0eInspectRequest\"\xef\x01\n\x0cInspectReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x0ctotal_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x1a\n\x12\x63\x61\x63hed_idle_blocks\x18\x04 \x01(\r\x12\x15\n\rin_use_blocks\x18\x05 \x01(\r\x12\x1a\n\x12quarantined_blocks\x18\x06 \x01(\r\x12\x0f\n\x07waiting\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0f\n\x07holders\x18\t \x03(\t\x12\x0f\n\x07healthy\x18\n \x01(\x08\x12\x0c\n\x04legs\x18\x0b \x01(\r\"4\n\x0c\x44rainRequest\x12\x16\n\tbudget_ms\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\x0c\n\n_budget_ms\"E\n\nDrainReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x0cremaining_ms\x18\x02 \x01(\x04\x12\x0c\n\x04legs\x18\x03 \x01(\r\"\x1d\n\x0bHeldRequest\x12\x0e\n\x06router\x18\x01 \x01(\t\"@\n\tHeldReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08\x61ttached\x18\x02 \x01(\x08\x12\x0c\n\x04legs\x18\x03 \x03(\t*=\n\x06\x46inish\x12\x0f\n\x0b\x46INISH_NONE\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02*:\n\x03\x45nd\x12\x10\n\x0c\x45ND_FINISHED\x10\x00\x12\x11\n\rEND_CANCELLED\x10\x01\x12\x0e\n\nEND_FAILED\x10\x02\x32\xf8\x01\n\x06Worker\x12:\n\x06\x41ttach\x12\x14.kvrelay.v1.ToWorker\x1a\x16.kvrelay.v1.FromWorker(\x01\x30\x01\x12?\n\x07Inspect\x12\x1a.kvrelay.v1.InspectRequest\x1a\x18.kvrelay.v1.InspectReply\x12\x39\n\x05\x44rain\x12\x18.kvrelay.v1.DrainRequest\x1a\x16.kvrelay.v1.DrainReply\x12\x36\n\x04Held\x12\x17.kvrelay.v1.HeldRequest\x1a\x15.kvrelay.v1.HeldReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvrelay.shared.rpc.gen.relay_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=2504
-  _globals['_FINISH']._serialized_end=2565
-  _globals['_END']._serialized_start=2567
-  _globals['_END']._serialized_end=2625
+  _globals['_FINISH']._serialized_start=2618
+  _globals['_FINISH']._serialized_end=2679
+  _globals['_END']._serialized_start=2681
+  _globals['_END']._serialized_end=2739
   _globals['_REF']._serialized_start=50
   _globals['_REF']._serialized_end=100
   _globals['_SAMPLING']._serialized_start=103
@@ -44,45 +44,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PEER']._serialized_start=434
   _globals['_PEER']._serialized_end=494
   _globals['_ROUTERHELLO']._serialized_start=496
-  _globals['_ROUTERHELLO']._serialized_end=559
-  _globals['_SERVE']._serialized_start=561
-  _globals['_SERVE']._serialized_end=683
-  _globals['_RESERVE']._serialized_start=685
-  _globals['_RESERVE']._serialized_end=810
-  _globals['_ROOM']._serialized_start=812
-  _globals['_ROOM']._serialized_end=897
-  _globals['_COMMAND']._serialized_start=900
-  _globals['_COMMAND']._serialized_end=1100
-  _globals['_TOWORKER']._serialized_start=1102
-  _globals['_TOWORKER']._serialized_end=1204
-  _globals['_COMMANDS']._serialized_start=1206
-  _globals['_COMMANDS']._serialized_end=1255
-  _globals['_WORKERHELLO']._serialized_start=1257
-  _globals['_WORKERHELLO']._serialized_end=1304
-  _globals['_TOKEN']._serialized_start=1306
-  _globals['_TOKEN']._serialized_end=1409
-  _globals['_STARTED']._serialized_start=1411
-  _globals['_STARTED']._serialized_end=1473
-  _globals['_PUBLISHED']._serialized_start=1475
-  _globals['_PUBLISHED']._serialized_end=1540
-  _globals['_ENDED']._serialized_start=1542
-  _globals['_ENDED']._serialized_end=1648
-  _globals['_DRAINING']._serialized_start=1650
-  _globals['_DRAINING']._serialized_end=1682
-  _globals['_EVENT']._serialized_start=1685
-  _globals['_EVENT']._serialized_end=1970
-  _globals['_FROMWORKER']._serialized_start=1972
-  _globals['_FROMWORKER']._serialized_end=2072
-  _globals['_EVENTS']._serialized_start=2074
-  _globals['_EVENTS']._serialized_end=2117
-  _globals['_INSPECTREQUEST']._serialized_start=2119
-  _globals['_INSPECTREQUEST']._serialized_end=2135
-  _globals['_INSPECTREPLY']._serialized_start=2138
-  _globals['_INSPECTREPLY']._serialized_end=2377
-  _globals['_DRAINREQUEST']._serialized_start=2379
-  _globals['_DRAINREQUEST']._serialized_end=2431
-  _globals['_DRAINREPLY']._serialized_start=2433
-  _globals['_DRAINREPLY']._serialized_end=2502
-  _globals['_WORKER']._serialized_start=2628
-  _globals['_WORKER']._serialized_end=2820
+  _globals['_ROUTERHELLO']._serialized_end=576
+  _globals['_SERVE']._serialized_start=578
+  _globals['_SERVE']._serialized_end=700
+  _globals['_RESERVE']._serialized_start=702
+  _globals['_RESERVE']._serialized_end=827
+  _globals['_ROOM']._serialized_start=829
+  _globals['_ROOM']._serialized_end=914
+  _globals['_COMMAND']._serialized_start=917
+  _globals['_COMMAND']._serialized_end=1117
+  _globals['_TOWORKER']._serialized_start=1119
+  _globals['_TOWORKER']._serialized_end=1221
+  _globals['_COMMANDS']._serialized_start=1223
+  _globals['_COMMANDS']._serialized_end=1272
+  _globals['_WORKERHELLO']._serialized_start=1274
+  _globals['_WORKERHELLO']._serialized_end=1321
+  _globals['_TOKEN']._serialized_start=1323
+  _globals['_TOKEN']._serialized_end=1426
+  _globals['_STARTED']._serialized_start=1428
+  _globals['_STARTED']._serialized_end=1490
+  _globals['_PUBLISHED']._serialized_start=1492
+  _globals['_PUBLISHED']._serialized_end=1557
+  _globals['_ENDED']._serialized_start=1559
+  _globals['_ENDED']._serialized_end=1665
+  _globals['_DRAINING']._serialized_start=1667
+  _globals['_DRAINING']._serialized_end=1699
+  _globals['_EVENT']._serialized_start=1702
+  _globals['_EVENT']._serialized_end=1987
+  _globals['_FROMWORKER']._serialized_start=1989
+  _globals['_FROMWORKER']._serialized_end=2089
+  _globals['_EVENTS']._serialized_start=2091
+  _globals['_EVENTS']._serialized_end=2134
+  _globals['_INSPECTREQUEST']._serialized_start=2136
+  _globals['_INSPECTREQUEST']._serialized_end=2152
+  _globals['_INSPECTREPLY']._serialized_start=2155
+  _globals['_INSPECTREPLY']._serialized_end=2394
+  _globals['_DRAINREQUEST']._serialized_start=2396
+  _globals['_DRAINREQUEST']._serialized_end=2448
+  _globals['_DRAINREPLY']._serialized_start=2450
+  _globals['_DRAINREPLY']._serialized_end=2519
+  _globals['_HELDREQUEST']._serialized_start=2521
+  _globals['_HELDREQUEST']._serialized_end=2550
+  _globals['_HELDREPLY']._serialized_start=2552
+  _globals['_HELDREPLY']._serialized_end=2616
+  _globals['_WORKER']._serialized_start=2742
+  _globals['_WORKER']._serialized_end=2990
 # @@protoc_insertion_point(module_scope)

@@ -86,14 +86,16 @@ class Peer(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., scheme: _Optional[str] = ..., address: _Optional[bytes] = ...) -> None: ...
 
 class RouterHello(_message.Message):
-    __slots__ = ("protocol", "router", "worker")
+    __slots__ = ("protocol", "router", "worker", "beat_ms")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    BEAT_MS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     router: str
     worker: str
-    def __init__(self, protocol: _Optional[int] = ..., router: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+    beat_ms: int
+    def __init__(self, protocol: _Optional[int] = ..., router: _Optional[str] = ..., worker: _Optional[str] = ..., beat_ms: _Optional[int] = ...) -> None: ...
 
 class Serve(_message.Message):
     __slots__ = ("ref", "leg", "decode", "traceparent")
@@ -288,3 +290,19 @@ class DrainReply(_message.Message):
     remaining_ms: int
     legs: int
     def __init__(self, incarnation: _Optional[str] = ..., remaining_ms: _Optional[int] = ..., legs: _Optional[int] = ...) -> None: ...
+
+class HeldRequest(_message.Message):
+    __slots__ = ("router",)
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    router: str
+    def __init__(self, router: _Optional[str] = ...) -> None: ...
+
+class HeldReply(_message.Message):
+    __slots__ = ("incarnation", "attached", "legs")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    LEGS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    attached: bool
+    legs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[str] = ..., attached: _Optional[bool] = ..., legs: _Optional[_Iterable[str]] = ...) -> None: ...

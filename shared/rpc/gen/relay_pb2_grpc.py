@@ -50,6 +50,11 @@ class WorkerStub:
                 request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Held = channel.unary_unary(
+                '/kvrelay.v1.Worker/Held',
+                request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -79,6 +84,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Held(self, request, context):
+        """Whether a router is here and what it has here: asked before another router closes its records.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +108,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.FromString,
                     response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.SerializeToString,
+            ),
+            'Held': grpc.unary_unary_rpc_method_handler(
+                    servicer.Held,
+                    request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldRequest.FromString,
+                    response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +197,33 @@ class Worker:
             '/kvrelay.v1.Worker/Drain',
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.SerializeToString,
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Held(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.Worker/Held',
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldRequest.SerializeToString,
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.HeldReply.FromString,
             options,
             channel_credentials,
             insecure,
