@@ -141,6 +141,7 @@ class Membership:
         if self.store_up:
             log.warning("%s; going on with the last view of the cluster", error)
         self.store_up = False
+        self._signal()  # a stream that was broken may be open again
 
     def _store_answers(self, snapshot: ClusterSnapshot) -> None:
         if not self.store_up:

@@ -148,6 +148,47 @@ def test_a_killed_routers_records_are_closed_by_another(cluster: Stack) -> None:
     print(f"killed router: free after {took_s:.2f} s, swept {swept_s:.2f} s later")
 
 
+def test_a_frozen_router_goes_on_when_it_wakes_also_while_redis_is_away(cluster: Stack) -> None:
+    """No lease tells of it then: its beats do."""
+    assert cluster.valkey.popen is not None
+    expected = [ask(cluster, TEXT, body) for body in bodies("both")]
+    with cluster.behind("frozen-router-2") as second, ThreadPoolExecutor(CLIENTS) as pool:
+        answers = begun(pool, second, "both")
+        cluster.valkey.kill(signal.SIGSTOP)
+        second.router.kill(signal.SIGSTOP)
+        try:
+            took_s = until(free(cluster), LET_GO_S, "nothing of a frozen router is held")
+            second.router.kill(signal.SIGCONT)
+            ends = [answer.result() for answer in answers]
+        finally:
+            cluster.valkey.kill(signal.SIGCONT)
+            second.router.kill(signal.SIGCONT)
+        assert ends == [(answer.texts[0], ["done"]) for answer in expected]
+        until(cluster.all_seen, 10.0, "all are seen again")
+        until(lambda: indexed(cluster) == 0, 5.0, "nothing is open")
+    print(f"frozen router without Redis: free after {took_s:.2f} s")
+
+
+def test_a_router_that_starts_again_closes_what_the_one_before_left_open(cluster: Stack) -> None:
+    """Where it is the only one."""
+    swept_before = of_phase(cluster, "swept")
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = begun(pool, cluster, "restarted")
+        cluster.router.end(signal.SIGKILL)
+        cluster.router.start()
+        cluster.look_around()
+        swept_s = until(
+            lambda: len(of_phase(cluster, "swept") - swept_before) == CLIENTS,
+            SWEPT_S,
+            "the records of the one before are closed",
+        )
+        assert [answer.result()[1] for answer in answers] == [["cut off"]] * CLIENTS
+    assert metric(cluster, SWEPT) == CLIENTS
+    assert indexed(cluster) == 0
+    until(cluster.baseline, 2.0, "nothing is held")
+    print(f"restarted router: swept {swept_s:.2f} s after it was ready")
+
+
 def test_a_busy_routers_work_is_never_let_go_or_swept_when_redis_forgets_it(cluster: Stack) -> None:
     """Its live records are there again within 2 s, and nobody closes one."""
     closed_before = metric(cluster, SWEPT)
