@@ -6,7 +6,7 @@ the process rests the thread is in native code, which repeats the last renewal (
 
     unregistered --register--> registered --renew--> registered
     registered --lease gone, Redis' doing--> unregistered        (the same incarnation again)
-    registered --lease gone, we stood still--> on_lapsed() --> unregistered  (a new incarnation)
+    registered --lease gone, we stood still--> on_lapsed() --> unregistered  (a worker: a new one)
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Subject:
 
     record: Member
     on_lapsed: Callable[[], Member]
-    """Others gave this process up: drop all work, then return the record of a fresh incarnation.
+    """Others gave this process up: drop what they may have given away, and return the record to go
+    on with; a worker's is that of a fresh incarnation.
 
     Must not call `Presence.stop`.
     """

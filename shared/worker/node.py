@@ -156,7 +156,8 @@ class Node:
         )
 
     def legs_of(self, router: str) -> list[str]:
-        """Those that any of its streams, gone ones too, began and whose blocks are not all free."""
+        """Those that any of its streams began, gone ones too, and that have not ended: a stream's
+        end cancels its legs, but what a transfer or a step still touches is let go after that."""
         legs = [*self._engine.engine.state.legs.values()]
         return sorted({leg.ref.leg for leg in legs if leg.owner.rpartition("/")[0] == router})
 

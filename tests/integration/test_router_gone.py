@@ -1,7 +1,8 @@
 """A router freezes or dies: workers let go of its work, its records close, its clients get one end.
 
-It is a second router on the workers of another one. Answers are long: they must not come to their
-end while the router does not look.
+It is a second router on the workers of another one. Answers are slow: they must not come to their
+end while the router does not look, nor fill what lies between it and a worker, for then the kernel
+ends the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OUTPUTS = 'kvrelay_computed_tokens_total{kind="output"}'
 SWEPT = "kvrelay_ledger_swept_total"
 CONFLICTS = 'kvrelay_ledger_events_total{result="conflict"}'
 CLIENTS = 4
-ANSWER_TOKENS = 4000
+ANSWER_TOKENS = 400
 LET_GO_S = 3.0
 SWEPT_S = 8.0
 
@@ -35,10 +36,19 @@ SWEPT_S = 8.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("router_gone")
-    model = write_tiny_model(folder / "model", max_position_embeddings=2 * ANSWER_TOKENS)
+    model = write_tiny_model(folder / "model", layers=12)
     shape: dict[str, Any] = {"prefill": 2, "decode": 2, "env": {"UCX_TLS": "tcp"}}
-    with running(folder / "stack", model, kv_cache_memory_bytes=32 << 20, threads=1, **shape) as it:
-        yield it
+    shape |= {"kv_cache_memory_bytes": 64 << 20, "threads": 1, "kernels": "reference"}
+    with running(folder / "stack", model, **shape) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Stack) -> list[str]:
+    """The texts of the answers that a freeze will cut in two."""
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = pool.map(lambda body: ask(cluster, TEXT, body), bodies("frozen"))
+        return [answer.texts[0] for answer in answers]
 
 
 def bodies(seed: str) -> list[dict[str, Any]]:
@@ -69,7 +79,7 @@ def stream(stack: Stack, body: dict[str, Any]) -> tuple[str, list[str]]:
 
 def begun(pool: ThreadPoolExecutor, stack: Stack, seed: str) -> list[Future[tuple[str, list[str]]]]:
     """All are in mid-answer."""
-    enough = stack.counted(stack.decodes, OUTPUTS) + 40 * CLIENTS
+    enough = stack.counted(stack.decodes, OUTPUTS) + 10 * CLIENTS
     answers = [pool.submit(stream, stack, body) for body in bodies(seed)]
     until(lambda: stack.counted(stack.decodes, OUTPUTS) >= enough, 20.0, "tokens flow")
     assert not any(answer.done() for answer in answers)
@@ -102,8 +112,14 @@ def metric(stack: Stack, name: str) -> float:
     return metrics_at(f"{stack.url}/metrics")[name]
 
 
-def test_a_frozen_routers_work_is_let_go_and_goes_on_when_it_wakes(cluster: Stack) -> None:
-    expected = [ask(cluster, TEXT, body) for body in bodies("frozen")]
+def retries(stack: Stack) -> float:
+    page = metrics_at(f"{stack.url}/metrics")
+    return page['kvrelay_attempts_total{cause="decode_lost"}']
+
+
+def test_a_frozen_routers_work_is_let_go_and_goes_on_when_it_wakes(
+    cluster: Stack, undisturbed: list[str]
+) -> None:
     swept_before, closed_before = of_phase(cluster, "swept"), metric(cluster, SWEPT)
     with cluster.behind("frozen-router") as second, ThreadPoolExecutor(CLIENTS) as pool:
         answers = begun(pool, second, "frozen")
@@ -118,8 +134,8 @@ def test_a_frozen_routers_work_is_let_go_and_goes_on_when_it_wakes(cluster: Stac
         finally:
             second.router.kill(signal.SIGCONT)
         ends = [answer.result() for answer in answers]
-        assert [kinds for _, kinds in ends] == [["done"]] * CLIENTS
-        assert [text for text, _ in ends] == [answer.texts[0] for answer in expected]
+        assert ends == [(text, ["done"]) for text in undisturbed]
+        assert retries(second) >= CLIENTS, "none came to its end unheard"
         until(second.all_seen, 10.0, "it sees all workers again")
         assert ask(second, TEXT, {**bodies("frozen")[0], "max_tokens": 8}).texts
         until(lambda: of_phase(cluster, "swept") == swept_before, 2.0, "their own end is told")
@@ -129,9 +145,13 @@ def test_a_frozen_routers_work_is_let_go_and_goes_on_when_it_wakes(cluster: Stac
     print(f"frozen router: free after {took_s:.2f} s, swept {swept_s:.2f} s later")
 
 
-def test_a_killed_routers_records_are_closed_by_another(cluster: Stack) -> None:
+def test_a_killed_routers_records_are_closed_once_by_the_others(cluster: Stack) -> None:
     swept_before, closed_before = of_phase(cluster, "swept"), metric(cluster, SWEPT)
-    with cluster.behind("killed-router") as second, ThreadPoolExecutor(CLIENTS) as pool:
+    with (
+        cluster.behind("other-router") as other,
+        cluster.behind("killed-router") as second,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
         answers = begun(pool, second, "killed")
         second.router.end(signal.SIGKILL)
         took_s = until(free(cluster), 1.0, "nothing of a dead router is held")
@@ -140,20 +160,22 @@ def test_a_killed_routers_records_are_closed_by_another(cluster: Stack) -> None:
             SWEPT_S,
             "its records are closed",
         )
+        closed = metric(cluster, SWEPT) + metric(other, SWEPT)
+        assert closed == closed_before + CLIENTS
         assert [kinds for _, kinds in (answer.result() for answer in answers)] == [
             ["cut off"]
         ] * CLIENTS
-    assert metric(cluster, SWEPT) == closed_before + CLIENTS
     assert indexed(cluster) == 0
     print(f"killed router: free after {took_s:.2f} s, swept {swept_s:.2f} s later")
 
 
-def test_a_frozen_router_goes_on_when_it_wakes_also_while_redis_is_away(cluster: Stack) -> None:
+def test_a_frozen_router_goes_on_when_it_wakes_also_while_redis_is_away(
+    cluster: Stack, undisturbed: list[str]
+) -> None:
     """No lease tells of it then: its beats do."""
     assert cluster.valkey.popen is not None
-    expected = [ask(cluster, TEXT, body) for body in bodies("both")]
     with cluster.behind("frozen-router-2") as second, ThreadPoolExecutor(CLIENTS) as pool:
-        answers = begun(pool, second, "both")
+        answers = begun(pool, second, "frozen")
         cluster.valkey.kill(signal.SIGSTOP)
         second.router.kill(signal.SIGSTOP)
         try:
@@ -163,7 +185,8 @@ def test_a_frozen_router_goes_on_when_it_wakes_also_while_redis_is_away(cluster:
         finally:
             cluster.valkey.kill(signal.SIGCONT)
             second.router.kill(signal.SIGCONT)
-        assert ends == [(answer.texts[0], ["done"]) for answer in expected]
+        assert ends == [(text, ["done"]) for text in undisturbed]
+        assert retries(second) >= CLIENTS, "none came to its end unheard"
         until(cluster.all_seen, 10.0, "all are seen again")
         until(lambda: indexed(cluster) == 0, 5.0, "nothing is open")
     print(f"frozen router without Redis: free after {took_s:.2f} s")
@@ -208,14 +231,10 @@ def test_a_busy_routers_work_is_never_let_go_or_swept_when_redis_forgets_it(clus
 
 
 def test_a_router_that_stands_for_a_second_loses_nothing(cluster: Stack) -> None:
-    def attempts(stack: Stack) -> float:
-        page = metrics_at(f"{stack.url}/metrics")
-        return sum(value for name, value in page.items() if "attempts_total" in name)
-
     with cluster.behind("slow-router") as second, ThreadPoolExecutor(CLIENTS) as pool:
         answers = begun(pool, second, "slow")
         second.router.kill(signal.SIGSTOP)
         time.sleep(1.0)
         second.router.kill(signal.SIGCONT)
         assert [answer.result()[1] for answer in answers] == [["done"]] * CLIENTS
-        assert attempts(second) == CLIENTS
+        assert retries(second) == 0
