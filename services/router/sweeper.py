@@ -23,7 +23,8 @@ from kvrelay.shared.errors import StoreError
 from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.stub import worker_stub
-from kvrelay.shared.store.open_records import OpenRecord, OpenRecords
+from kvrelay.shared.store.open_records import OpenRecords
+from kvrelay.shared.store.records import OpenRecord
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvrelay.shared.store.keys import LEASE_MS
-from kvrelay.shared.store.open_records import OpenRecord
+from kvrelay.shared.store.records import OpenRecord
 
 GRACE_NS: Final = LEASE_MS * 1_000_000
 

@@ -8,42 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, cast
 
 from kvrelay.shared.store.connection import connect_async, mapped_errors, script
 from kvrelay.shared.store.keys import REQUEST_TTL_MS, Keys
 from kvrelay.shared.store.ledger import FINAL_RANK, RANK, Phase
+from kvrelay.shared.store.records import OpenRecord
 
 TIMEOUT_S: Final = 0.5
 MOST_RECORDS: Final = 256
 """In one answer; a sweeper comes again for the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRecord:
-    """One request as its router last described it."""
-
-    leg: str
-    router: str
-    """Incarnation."""
-    owned: bool
-    """That router held a lease when this was read."""
-    phase: str
-    attempt: int
-    nonce: int
-    prefill: str
-    """Incarnation, "" when the request needs none any more."""
-    decode: str
-    prompt_tokens: int
-    output_tokens: int
-    updated_ms: int
-    """By Redis' clock."""
-
-    @property
-    def workers(self) -> frozenset[str]:
-        """Who may hold something of it."""
-        return frozenset((self.prefill, self.decode)) - {""}
 
 
 class OpenRecords:

