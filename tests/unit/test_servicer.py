@@ -57,6 +57,12 @@ class Commanded:
     def legs_of(self, router: str) -> list[str]:
         return ["a"] if router == "r" else []
 
+    legs = 0
+
+    @staticmethod
+    def remaining_ms() -> int | None:
+        return None
+
     async def inspect(self) -> pb.InspectReply:
         return pb.InspectReply()
 
@@ -66,7 +72,8 @@ async def attached(node: Commanded, beat_s: float = BEAT_S) -> AsyncIterator[tup
     """A router's open stream, and the worker's address."""
     keep_library()
     server = grpc.aio.server()
-    relay_pb2_grpc.add_WorkerServicer_to_server(WorkerServicer(node), server)  # type: ignore[no-untyped-call]
+    servicer = WorkerServicer(node, lambda budget_s: None)
+    relay_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
