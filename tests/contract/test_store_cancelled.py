@@ -13,6 +13,7 @@ from kvrelay.shared.kv.holdings import Batch
 from kvrelay.shared.store.blocks import BlockLog, BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
+from kvrelay.shared.store.open_records import OpenRecords
 
 Call = Callable[[], Coroutine[object, object, object]]
 MOMENTS = 40
@@ -36,12 +37,15 @@ async def cancelled_at(moment: int, call: Call) -> bool:
     return task.done() and task.cancelled()
 
 
-@pytest.mark.parametrize("kind", ["write", "load", "read", "snapshot", "release", "ledger"])
+@pytest.mark.parametrize(
+    "kind", ["write", "load", "read", "snapshot", "release", "ledger", "orphans"]
+)
 async def test_a_cancelled_call_ends_as_cancelled_at_every_moment_of_its_life(
     url: str, kind: str
 ) -> None:
     log, reader = BlockLog(url, KEYS, "w"), BlockReader(url, KEYS)
     store, ledger = ClusterStore(url, KEYS), Ledger(url, KEYS, "r")
+    records = OpenRecords(url, KEYS)
     event = LedgerEvent("q", Phase.QUEUED, 1)
 
     async def journal() -> None:
@@ -55,8 +59,10 @@ async def test_a_cancelled_call_ends_as_cancelled_at_every_moment_of_its_life(
         "snapshot": store.snapshot,
         "release": lambda: store.release("leg", "r"),
         "ledger": journal,
+        "orphans": records.orphans,
     }
     ended = [await cancelled_at(moment, calls[kind]) for moment in range(MOMENTS)]
     assert all(ended), f"lost after {ended.index(False)} turns"
     for part in (log, reader, store, ledger):
         await part.close()
+    await records.aclose()
