@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from kvrelay import __version__
+from kvrelay.services.audit.config import AuditConfig
 from kvrelay.services.bench.config import WORKER_FIELDS, BenchConfig
 from kvrelay.services.deployment import Deployment, UpConfig
 from kvrelay.services.drain_config import DrainConfig
@@ -26,7 +27,7 @@ from kvrelay.shared.errors import ConfigError, KvrelayError, ModelError
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
-ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig, DrainConfig)
+ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig, DrainConfig, AuditConfig)
 _NOT_FOR_BENCH = tuple(set(WorkerConfig.model_fields) - set(WORKER_FIELDS))
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 S = TypeVar("S", RouterConfig, WorkerConfig)
@@ -215,6 +216,31 @@ def replay(
 
     console = Console(width=None if sys.stdout.isatty() else 200)
     raise typer.Exit(run(file, ReplayOptions(until, step, verify, as_json, checks), console))
+
+
+@app.command("audit")
+@with_flags(AuditConfig)
+def audit(flags: dict[str, object]) -> None:
+    """List whatever in a running cluster has no live owner: blocks, reservations, records, leases.
+
+    Workers, routers and Redis are asked at the same time, up to five times, a second apart: what is
+    listed was so each time. It changes nothing, and a loaded cluster serves on.
+
+    Exit code: 0 when everything has an owner, 1 when something has none, 2 when somebody did not
+    answer, who is then named.
+
+    Examples:
+
+      kvrelay audit
+
+      kvrelay audit --redis redis://10.0.0.5:6379/0 --router http://10.0.0.9:8000
+
+      kvrelay audit --json | jq '.findings[] | select(.kind == "blocks")'
+    """
+    config = settings.resolve(AuditConfig, read(flags)).config
+    from kvrelay.services.audit.app import run
+
+    raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
 
 
 @app.command("version")

@@ -202,8 +202,10 @@ def resolve(model: type[S], sources: Sources, defaults: Mapping[str, object] = {
     origins = dict.fromkeys(model.model_fields, "default")
     table = sources.document.get(model.table, {})
     for name, (setting, variable) in model.names().items():
+        top = sources.document.get(setting)
         layers = (
-            (sources.document.get(setting), f"{setting} in {sources.file}"),
+            # A table may be called as another service's setting is.
+            (None if isinstance(top, dict) else top, f"{setting} in {sources.file}"),
             (
                 table.get(setting) if isinstance(table, dict) else None,
                 f"[{model.table}] {setting} in {sources.file}",

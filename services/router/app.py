@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import uvloop
 
 from kvrelay.services.router import policy
+from kvrelay.services.router.admin import admin_route, legs_page
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
@@ -140,8 +141,9 @@ async def serve(config: RouterConfig) -> int:
         membership.look()
         sweeper.look()
 
+    token = secrets.token_urlsafe(32)
     subject = replace(
-        router_subject(incarnation, address),
+        router_subject(RouterRecord(incarnation, "router", address, token)),
         on_change=lambda: loop.call_soon_threadsafe(somebody_came_or_went),
         on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
     )
@@ -153,6 +155,14 @@ async def serve(config: RouterConfig) -> int:
         EdgeSettings(body=BodyLimits(bytes=config.max_body_bytes)),
         observer=RefusalCounter(metrics),
         metrics=lambda: render(metrics.registry)[0],
+    )
+    app.router.routes.append(
+        admin_route(
+            token,
+            lambda: legs_page(
+                incarnation, dispatcher.legs(), observer.in_flight, admission.waiting
+            ),
+        )
     )
     server = Server(app)
     parts = Parts(
@@ -237,7 +247,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def router_subject(incarnation: Incarnation, address: str) -> Subject:
+def router_subject(record: RouterRecord) -> Subject:
     """A router is one incarnation as long as its process lives, also when its lease had ended.
 
     A worker that others gave up begins anew because they may have given its memory away. A router
@@ -246,7 +256,6 @@ def router_subject(incarnation: Incarnation, address: str) -> Subject:
     again with its next event. So whatever bears its name (lease, ledger, assignments, streams) is
     true after a freeze as it was before, without a moment in which the two are mixed.
     """
-    record = RouterRecord(incarnation=incarnation, name="router", http_address=address)
     still = ctypes.c_int64(0)  # it says the same at all times
     return Subject(record, lambda: record, turns=lambda: still)
 

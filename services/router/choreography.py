@@ -213,6 +213,16 @@ class LegMachine:
         return worker in ends
 
     @property
+    def ref(self) -> LegRef:
+        """Of the latest attempt."""
+        return self._ref
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Workers that may hold something of it."""
+        return frozenset(self._told)
+
+    @property
     def split(self) -> bool:
         """Whether this attempt is shared between two workers."""
         return self._decode is not None

@@ -29,14 +29,17 @@ from kvrelay.services.router.choreography import (
 )
 from kvrelay.services.router.drains import Drains
 from kvrelay.services.router.generation import Readiness
+from kvrelay.services.router.leaving import Leaving
 from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.route import Route
 from kvrelay.services.router.running import RunningLeg, RunningRequest
 from kvrelay.shared.errors import KvrelayError, Unavailable, WorkerFailed
+from kvrelay.shared.rpc.convert import ref_from_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.tasks import TaskSet
+from kvrelay.shared.telemetry.labels import LegEnd
 from kvrelay.shared.types import ValidRequest
 
 log = logging.getLogger(__name__)
@@ -93,6 +96,7 @@ class Dispatcher:
         self.draining = False
         self._drains = Drains(self)
         self._one_ended = asyncio.Event()
+        self._leaving = Leaving(observer.metrics.freed, observer.clock.now_ns)
 
     def join(self, roster: Roster) -> None:
         """Once, before the first request: the workers, who report to `on_event` and `on_lost`."""
@@ -104,6 +108,10 @@ class Dispatcher:
         if self.draining:
             return Readiness(False, "shutting down")
         return policy.readiness(self._drains.staying(self._roster.live()))
+
+    def legs(self) -> list[tuple[RunningRequest, RunningLeg]]:
+        """All that are not over."""
+        return [*self._legs.values()]
 
     def generate(self, request: ValidRequest) -> RunningRequest:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
@@ -152,6 +160,8 @@ class Dispatcher:
 
     def on_event(self, worker: str, event: pb.Event) -> None:
         ref = event_ref(event)
+        if event.WhichOneof("kind") == "ended":
+            self._leaving.ended(worker, ref_from_wire(ref))
         found = self._legs.get(ref.leg)
         if found is None:  # over for everybody, its cancel is on the way; or not about a leg
             if event.WhichOneof("kind") == "draining":
@@ -163,6 +173,7 @@ class Dispatcher:
         self._perform(running, leg, leg.machine.on_event(worker, event))
 
     def on_lost(self, worker: str) -> None:
+        self._leaving.lost(worker)
         self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
         self._drains.over(worker)
         for running, leg in [*self._legs.values()]:
@@ -191,8 +202,9 @@ class Dispatcher:
                 running.emit(action.event)
             elif isinstance(action, Send):
                 link = self._roster.link(action.worker)
-                if link is not None:
+                if link is not None and link.open:
                     link.send(action.command)
+                    self._leaving.sent(action.worker, action.command)
             elif isinstance(action, Enter):
                 self._enter(running, leg, action.stage)
             elif isinstance(action, Choose):
@@ -224,6 +236,7 @@ class Dispatcher:
         self._one_ended.set()
         self._dequeue(leg)
         running.watch.leg_ended(leg.machine, error)
+        self._leaving.over(leg.machine.ref, leg_end(leg.machine, error))
         running.open_legs -= 1
         last = running.open_legs == 0  # asked now: ending the others comes back here for each
         if error is not None and running.conclude(error):
@@ -311,6 +324,12 @@ class Dispatcher:
         self._placement.computed(leg.machine.spec.leg)
         self._dequeue(leg)
         running.watch.first_token(leg.machine.number)
+
+
+def leg_end(machine: LegMachine, error: KvrelayError | None) -> LegEnd:
+    if error is not None:
+        return LegEnd.FAILED
+    return LegEnd.FINISHED if machine.answered else LegEnd.CANCELLED
 
 
 def worker_end(worker: policy.LiveWorker) -> WorkerEnd:

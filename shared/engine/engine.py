@@ -14,6 +14,7 @@ from functools import singledispatchmethod
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine import scheduler
 from kvrelay.shared.engine.admission import grant_room
+from kvrelay.shared.engine.audit import audited
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.push import push
 from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
@@ -133,6 +134,10 @@ class Engine:
         for leg in [leg for leg in self.state.legs.values() if leg.owner == event.owner]:
             if leg.phase is not Phase.DRAINING:
                 self._end(leg, EndReason.CANCELLED)
+
+    @_apply.register
+    def _(self, event: m.Audit) -> None:
+        self._out.append(audited(self.state, event.number))
 
     @_apply.register
     def _(self, event: m.PushDone) -> None:

@@ -23,6 +23,10 @@ class Inflight:
         self._writers: dict[BlockHash, Leg] = {}
         self._waiters: dict[BlockHash, dict[LegRef, Leg]] = {}
 
+    def __len__(self) -> int:
+        """Blocks on their way."""
+        return len(self._writers)
+
     def announce(self, writer: Leg, blocks: Iterable[BlockHash]) -> None:
         """`writer` is going to write these; one that has a writer already keeps it."""
         for digest in blocks:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from kvrelay.shared.kv.pool import PoolCounts
+from kvrelay.shared.lifecycle import Phase
 from kvrelay.shared.types import BlockId, EndReason, FinishReason, LegRef, LegSpec
 
 # ---- in: from routers -------------------------------------------------------------------------
@@ -67,6 +69,16 @@ class OwnerGone:
     owner: str
 
 
+# ---- in: from people --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Say what is held here; `Audited` with the same number answers."""
+
+    number: int
+
+
 # ---- in: from the relay -----------------------------------------------------------------------
 
 
@@ -112,6 +124,7 @@ Event: TypeAlias = (
     | Published
     | Cancel
     | OwnerGone
+    | Audit
     | PushDone
     | ChunkArrived
     | RelayFailed
@@ -172,6 +185,38 @@ class Ended:
     retryable: bool = False
 
 
+# ---- out: to people ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedLeg:
+    ref: LegRef
+    owner: str
+    phase: Phase
+    blocks: int
+    pushes: int
+    """Chunks of it that the relay has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """All that is held here at one instant between two steps."""
+
+    number: int
+    legs: tuple[AuditedLeg, ...]
+    pool: PoolCounts
+    holds: int
+    """Sum of the holders of all blocks."""
+    waiting: int
+    running: int
+    shared: int
+    """Blocks on their way that others may wait for."""
+    problem: str
+    """What pool and legs do not agree on; empty when they do."""
+    digests: str
+    """Of all full prefix blocks, in hex, 32 digits each and sorted."""
+
+
 # ---- out: to the relay ------------------------------------------------------------------------
 
 
@@ -219,5 +264,15 @@ class Forget:
 
 
 Instruction: TypeAlias = (
-    NeedRoom | Room | Started | TokenOut | PublishedOut | Ended | Push | Abandon | Expect | Forget
+    NeedRoom
+    | Room
+    | Started
+    | TokenOut
+    | PublishedOut
+    | Ended
+    | Audited
+    | Push
+    | Abandon
+    | Expect
+    | Forget
 )

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kvrelay.shared.errors import StoreError
@@ -162,6 +162,8 @@ class RouterRecord:
     incarnation: Incarnation
     name: str
     http_address: str
+    admin_token: str = field(default="", repr=False)
+    """Of its admin routes: for who may read this."""
 
     def to_json(self) -> str:
         """Raises `StoreError` for a record that `from_json` would refuse."""
@@ -171,6 +173,7 @@ class RouterRecord:
                 "incarnation": self.incarnation,
                 "name": self.name,
                 "http_address": self.http_address,
+                "admin_token": self.admin_token,
             }
         )
         RouterRecord.from_json(text)
@@ -184,6 +187,7 @@ class RouterRecord:
             incarnation=Incarnation(fields.text("incarnation")),
             name=fields.text("name"),
             http_address=fields.optional_address("http_address"),
+            admin_token=fields.optional_text("admin_token"),
         )
 
 
@@ -249,6 +253,9 @@ class _Fields:
             raise self._error(name, f"a text of 1 to {MAX_TEXT_CHARS} characters", value)
         return value
 
+    def optional_text(self, name: str) -> str:
+        return "" if self._values.get(name) in ("", None) else self.text(name)
+
     def role(self, name: str) -> Role:
         value = self.text(name)
         if value not in list(Role):
@@ -278,9 +285,9 @@ class _Fields:
         value = self._values.get(name)
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise self._error(name, "an object of texts", value)
-        for field in required:
-            if field not in value:
-                raise self._error(f"{name}.{field}", "a text", None)
+        for key in required:
+            if key not in value:
+                raise self._error(f"{name}.{key}", "a text", None)
         return value
 
     def count(self, name: str, least: int = 0) -> int:

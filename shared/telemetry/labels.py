@@ -22,6 +22,16 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
+class LegEnd(StrEnum):
+    """How a leg ended for the router, or an attempt at it."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    REPLACED = "replaced"
+    """By another attempt."""
+
+
 class AttemptCause(StrEnum):
     """Why an attempt was begun; everything but `first` replaced a half that was lost."""
 

@@ -23,6 +23,7 @@ from kvrelay.shared.telemetry.labels import (
     Direction,
     Endpoint,
     LedgerResult,
+    LegEnd,
     Outcome,
     RouteKind,
     TokenKind,
@@ -52,6 +53,9 @@ RELAY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
     10.0,
 )  # fmt: skip
+FREE_BUCKETS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0,
+)  # fmt: skip
 RATIO_BUCKETS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
 
 
@@ -79,6 +83,7 @@ class WorkerGauges:
     quarantined_blocks: int
     requests_waiting: int
     requests_running: int
+    transfer_kept_bytes: int = 0
 
 
 def render(registry: CollectorRegistry) -> tuple[bytes, str]:
@@ -128,6 +133,19 @@ class RouterMetrics:
         )
         for kind in RouteKind:
             self._outcome_ratio.labels(kind)
+        self._free = Histogram(
+            "kvrelay_time_to_free_seconds",
+            "From a leg's end until its last worker said that it holds nothing of it.",
+            ["end"],
+            registry=registry,
+            buckets=FREE_BUCKETS_S,
+        )
+        for end in LegEnd:
+            self._free.labels(end)
+
+    def freed(self, end: LegEnd, seconds: float) -> None:
+        """The last worker has let go of a leg that is over."""
+        self._free.labels(end).observe(seconds)
 
     def routed(self, kind: RouteKind) -> None:
         self._routes.labels(kind).inc()
@@ -267,6 +285,11 @@ def _worker_families(now: WorkerGauges) -> Iterator[Metric]:
         ("pool_blocks_capacity", "KV blocks in all.", now.pool_blocks),
         ("requests_waiting", "Legs that wait for their first step.", now.requests_waiting),
         ("requests_running", "Legs that are computed.", now.requests_running),
+        (
+            "transfer_kept_bytes",
+            "Of messages of the relay that nothing waits for yet.",
+            now.transfer_kept_bytes,
+        ),
     ):
         yield GaugeMetricFamily(f"kvrelay_{name}", text, value)
 

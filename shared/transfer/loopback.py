@@ -168,7 +168,7 @@ class LoopbackHub:
 
     async def _deliver(self, message: Message, data: bytes) -> None:
         while (mailbox := self.mailboxes.get(message.receiver)) is not None:
-            if mailbox.deliver(message.tag, data):
+            if mailbox.deliver(message.tag, data, message.sender):
                 return
             room = asyncio.Event()
             mailbox.when_room(room.set)
@@ -217,6 +217,7 @@ class LoopbackTransport:
         peer.alive = False
         self._peers.pop(peer.address, None)
         self._mailbox.fail(peer, PeerLost("the peer was closed"))
+        self._mailbox.lose(peer.address)
 
     async def close(self) -> None:
         if self._own is not None:
@@ -224,6 +225,13 @@ class LoopbackTransport:
             self._own = None
         for peer in list(self._peers.values()):
             await self.close_peer(peer)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._mailbox.kept_bytes
+
+    def purge(self, first_tag: int, last_tag: int) -> None:
+        self._mailbox.purge(first_tag, last_tag)
 
     def describe(self) -> str:
         return "loopback (in process)"

@@ -43,6 +43,8 @@ class Arrival:
 
     tag: int
     size: int
+    source: object = None
+    """Who brings it: what is kept of it goes when that is lost."""
     receive: Receive | None = None
     data: bytearray | None = None
     filled: int = 0
@@ -88,9 +90,9 @@ class Mailbox:
         if error is not None:
             raise error
 
-    def arrive(self, tag: int, size: int) -> Arrival | None:
+    def arrive(self, tag: int, size: int, source: object = None) -> Arrival | None:
         """Begin a message; None if there is no receive and no room (see `when_room`)."""
-        arrival = Arrival(tag, size)
+        arrival = Arrival(tag, size, source)
         receive = self._pop_posted(tag)
         if receive is not None:
             self._join(arrival, receive)
@@ -102,9 +104,9 @@ class Mailbox:
             return None
         return arrival
 
-    def deliver(self, tag: int, data: bytes) -> bool:
+    def deliver(self, tag: int, data: bytes, source: object = None) -> bool:
         """Take a whole message; False if there is neither a receive nor room for it."""
-        arrival = self.arrive(tag, len(data))
+        arrival = self.arrive(tag, len(data), source)
         if arrival is None:
             return False
         if arrival.data is not None or arrival.receive is not None:
@@ -135,6 +137,20 @@ class Mailbox:
         for receive in list(self._receives):
             if owner is None or receive.owner is owner:
                 self._withdraw(receive, error)
+
+    def purge(self, first_tag: int, last_tag: int) -> None:
+        """Let go of what is kept under these tags: nobody will ask for it."""
+        self._let_go(lambda arrival: first_tag <= arrival.tag <= last_tag)
+
+    def lose(self, source: object) -> None:
+        """Let go of what `source` brought: it would lie in the way of what comes after it."""
+        self._let_go(lambda arrival: arrival.source is source)
+
+    def _let_go(self, unwanted: Callable[[Arrival], bool]) -> None:
+        kept = [arrival for queue in self._kept.values() for arrival in queue]
+        for arrival in kept:
+            if arrival.receive is None and arrival.data is not None and unwanted(arrival):
+                self._discard(arrival)
 
     def forget(self) -> None:
         """Nothing arrives any more: whoever waits for room may look again, and give up."""

@@ -1,4 +1,5 @@
-"""The transport seam: five methods that move tagged byte buffers between two processes.
+"""The transport seam: five methods that move tagged byte buffers between two processes, and two
+that bound what is kept for receives that never come.
 
 Rules every implementation keeps, and `tests/contract/test_transport.py` checks:
 - A message is matched by its 64-bit tag alone, at the receiving transport, in sending order per
@@ -8,6 +9,8 @@ Rules every implementation keeps, and `tests/contract/test_transport.py` checks:
 - `recv` writes into the buffer given and into nothing else; once it has returned or raised, and for
   a cancelled receive once the peer is closed, nothing touches the buffer any more.
 - `close_peer` fails that peer's waiters with `PeerLost`; `close` fails all. Both are idempotent.
+- A message without a receive is kept up to a bound; beyond it its sender waits. What is kept goes
+  with the peer that brought it, and by `purge`.
 - Waiting costs no CPU.
 """
 
@@ -65,6 +68,15 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Drop everything and stop listening."""
+        ...
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of messages here that no receive was posted for; 0 where only the library knows."""
+        ...
+
+    def purge(self, first_tag: int, last_tag: int) -> None:
+        """Let go of kept messages with these tags: no receive will be posted for them."""
         ...
 
     def describe(self) -> str:

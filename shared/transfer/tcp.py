@@ -121,6 +121,13 @@ class TcpTransport:
         if server is not None:
             await server.wait_closed()
 
+    @property
+    def kept_bytes(self) -> int:
+        return self._mailbox.kept_bytes
+
+    def purge(self, first_tag: int, last_tag: int) -> None:
+        self._mailbox.purge(first_tag, last_tag)
+
     def describe(self) -> str:
         return "tcp (asyncio streams)"
 

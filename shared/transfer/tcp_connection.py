@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         """Start a message; while there is neither a receive nor room for it, stop reading."""
         if self._end is not None:
             return
-        arrival = self._mailbox.arrive(tag, size)
+        arrival = self._mailbox.arrive(tag, size, self)
         if arrival is None:
             self._transport.pause_reading()
             self._mailbox.when_room(lambda: self._begin(tag, size))
@@ -166,4 +166,5 @@ class Connection(asyncio.BufferedProtocol):
         if self._arrival is not None:
             self._mailbox.abandon(self._arrival, self._end)
             self._arrival = None
+        self._mailbox.lose(self)
         self._events.connection_ended(self, reason)

@@ -216,6 +216,11 @@ def body_tag(nonce: int, chunk: int) -> int:
     return nonce << 16 | chunk
 
 
+def attempt_tags(nonce: int) -> tuple[int, int]:
+    """The first and the last tag of all body messages of one attempt."""
+    return body_tag(nonce, 0), body_tag(nonce, MAX_CHUNKS - 1)
+
+
 def checksum(buffers: Iterable[Buffer]) -> int:
     """XXH3, 64 bits, over the buffers as if they were one. Faster than memcpy; releases the GIL."""
     digest = xxhash.xxh3_64()

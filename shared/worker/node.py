@@ -24,6 +24,7 @@ from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.timeline import Moment
 from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.types import EndReason, LegRef
+from kvrelay.shared.worker.audit import Auditor, RelayFacts, audit_reply
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.outbox import Outbox
 from kvrelay.shared.worker.peers import PeerInfo
@@ -53,12 +54,14 @@ class Node:
         self._engine: EngineLoop
         self._sender: Sender
         self._receiver: Receiver
+        self._auditor: Auditor
         self._loop = asyncio.get_running_loop()
         self.remaining_ms: Callable[[], int | None] = lambda: None
         """How long this worker will be there; None for no end."""
 
     def connect(self, engine: EngineLoop, sender: Sender, receiver: Receiver) -> None:
         self._engine, self._sender, self._receiver = engine, sender, receiver
+        self._auditor = Auditor(engine.post)
 
     @property
     def incarnation(self) -> str:
@@ -161,6 +164,15 @@ class Node:
         legs = [*self._engine.engine.state.legs.values()]
         return sorted({leg.ref.leg for leg in legs if leg.owner.rpartition("/")[0] == router})
 
+    async def audit(self) -> pb.AuditReply:
+        """Raises `TimeoutError` when the engine makes no turn."""
+        engine = await self._auditor.ask()
+        receiver = self._receiver
+        relay = RelayFacts(
+            receiver.expected, receiver.lanes, self._sender.lanes, receiver.kept_bytes
+        )
+        return audit_reply(self._incarnation, engine, relay)
+
     # ---- from the engine ---------------------------------------------------------------------
 
     def deliver(self, out: list[m.Instruction]) -> None:
@@ -228,6 +240,10 @@ class Node:
             retryable=it.retryable,
         )
         self._say(it.owner, pb.Event(ended=ended))
+
+    @_perform.register
+    def _(self, it: m.Audited) -> None:
+        self._auditor.answered(it)
 
     @_perform.register
     def _(self, it: m.Push) -> None:

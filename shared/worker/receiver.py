@@ -30,6 +30,7 @@ from kvrelay.shared.transfer.wire import (
     header_tag,
 )
 from kvrelay.shared.types import LegRef
+from kvrelay.shared.worker.leftovers import Leftovers
 from kvrelay.shared.worker.peers import PeerInfo
 from kvrelay.shared.worker.sender import BlockView
 
@@ -87,6 +88,23 @@ class Receiver:
         self._used_s: dict[str, float] = {}
         """When each lane was last expected to carry something, in the loop's time."""
         self._sink = bytearray()
+        self._reading: set[str] = set()
+        """Writers whose chunk is being received."""
+        self._leftovers = Leftovers(transport, self._reading.__contains__)
+
+    @property
+    def expected(self) -> list[LegRef]:
+        """Attempts that chunks are accepted of."""
+        return [landing.expect.ref for landing in self._landings.values()]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of messages that nothing waits for."""
+        return self._transport.kept_bytes
+
+    @property
+    def lanes(self) -> int:
+        return sum(not lane.done() for lane in self._lanes.values())
 
     def expect(self, expect: Expect, writer: PeerInfo) -> None:
         """Accept chunks of this attempt from this writer."""
@@ -112,6 +130,8 @@ class Receiver:
     def forget(self, ref: LegRef) -> None:
         """Accept no more; `Forgotten` follows when nothing writes into the blocks any more."""
         landing = self._landings.pop(ref.nonce, None)
+        if landing is not None:
+            self._leftovers.over(landing.expect.writer, ref.nonce)
         if landing is None or not landing.writing:
             self._report(Forgotten(ref))
             return
@@ -122,6 +142,7 @@ class Receiver:
         for writer in [*self._peers]:
             await self._drop(writer)
         await self._tasks.cancel()
+        self._leftovers.close()
 
     async def _forget(self, ref: LegRef, landing: Landing) -> None:
         try:
@@ -165,7 +186,11 @@ class Receiver:
             self._metrics.transfer_failed(TransferFault.CORRUPT)
             log.warning("a chunk from %s is dropped: %s", writer.incarnation, error)
             return
-        await self._chunk(peer, header, writer)
+        self._reading.add(writer.incarnation)
+        try:
+            await self._chunk(peer, header, writer)
+        finally:
+            self._reading.discard(writer.incarnation)
 
     async def _chunk(self, peer: Peer, header: ChunkHeader, writer: PeerInfo) -> None:
         """Receive the body of one chunk, wherever it belongs."""
@@ -185,8 +210,10 @@ class Receiver:
                     views = await self._receive(peer, header, into.expect if into else None)
             received = await asyncio.to_thread(checksum, views) if into else 0
         except CorruptFrame as error:
+            self._leftovers.over(writer.incarnation, header.ref.nonce)
             self._failed(into, TransferFault.CORRUPT, str(error))
         except TimeoutError:
+            self._leftovers.over(writer.incarnation, header.ref.nonce)
             late = f"the body of chunk {header.chunk} does not come"
             self._failed(into, TransferFault.TIMEOUT, late)
         else:
@@ -226,6 +253,7 @@ class Receiver:
         token = -1
         if header.first is not None:
             del self._landings[header.ref.nonce]
+            self._leftovers.over(expect.writer, header.ref.nonce)
             token = header.first.token
         self._report(
             ChunkArrived(expect.ref, header.token_start, header.token_end, header.last, token)
@@ -257,7 +285,10 @@ class Receiver:
     async def _receive(
         self, peer: Peer, header: ChunkHeader, expect: Expect | None
     ) -> list[memoryview]:
-        """Take the pieces off the wire, into the attempt's blocks or (None) into the sink."""
+        """Take the pieces off the wire, into the attempt's blocks or (None) into the sink.
+
+        All of them, also behind one that is damaged: what is left would lie in the next one's way.
+        """
         if header.body_bytes != header.blocks * self._block_bytes:
             raise CorruptFrame(f"{header.blocks} blocks cannot be {header.body_bytes} bytes")
         tag = body_tag(header.ref.nonce, header.chunk)
@@ -265,20 +296,30 @@ class Receiver:
         if expect is not None:
             first = (header.token_start - expect.first_missing) // expect.block_size
         views: list[memoryview] = []
+        damage: CorruptFrame | None = None
         for count in header.pieces:
-            if expect is None:
-                view = self._sink_view(count * self._block_bytes)
-            else:
+            view = None
+            if expect is not None and damage is None:
                 view = self._run_view(expect, first, count)
-            await self._transport.recv(peer, tag, view)
+                if view is None:
+                    damage = CorruptFrame("a piece spans blocks that are not adjacent here")
+            if view is None:
+                view = self._sink_view(count * self._block_bytes)
+            try:
+                await self._transport.recv(peer, tag, view)
+            except CorruptFrame as error:
+                damage = damage or error
             views.append(view)
             first += count
+        if damage is not None:
+            raise damage
         return views
 
-    def _run_view(self, expect: Expect, first: int, count: int) -> memoryview:
+    def _run_view(self, expect: Expect, first: int, count: int) -> memoryview | None:
+        """None where they do not lie side by side."""
         blocks = expect.blocks[first : first + count]
         if any(block != blocks[0] + i for i, block in enumerate(blocks)):
-            raise CorruptFrame("a piece spans blocks that are not adjacent here")
+            return None
         return self._view(blocks[0], count)
 
     def _sink_view(self, size: int) -> memoryview:

@@ -82,6 +82,10 @@ class Sender:
         self.time = MeanTime()
         """What the KV of a token takes to leave, over all peers."""
 
+    @property
+    def lanes(self) -> int:
+        return len(self._lanes)
+
     def push(self, push: Push, to: PeerInfo) -> None:
         lane = self._lanes.get(to.incarnation)
         if lane is None:

@@ -14,6 +14,7 @@ from kvrelay.shared.clock import Clock, SystemClock
 from kvrelay.shared.rpc.convert import PROTOCOL
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
+from kvrelay.shared.worker.audit import ENGINE_S
 from kvrelay.shared.worker.health import SilenceWatch
 from kvrelay.shared.worker.outbox import Outbox
 
@@ -33,6 +34,7 @@ class Commanded(Protocol):
     def works_for(self, owner: str) -> bool: ...
     def legs_of(self, router: str) -> list[str]: ...
     async def inspect(self) -> pb.InspectReply: ...
+    async def audit(self) -> pb.AuditReply: ...
     @property
     def legs(self) -> int: ...
     @property
@@ -158,6 +160,13 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectReply:
         return await self._node.inspect()
+
+    async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditReply:
+        try:
+            return await self._node.audit()
+        except TimeoutError:
+            problem = f"the engine made no turn within {ENGINE_S:g} s"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, problem)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         node = self._node

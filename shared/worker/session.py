@@ -61,6 +61,7 @@ class Session:
     def __init__(self, incarnation: Incarnation, machinery: Machinery) -> None:
         self.incarnation = incarnation
         self._metrics = machinery.metrics
+        self._transport = machinery.transport
         limits = machinery.limits
         journal = LegJournal(machinery.tracing, machinery.clock)
         self.node = Node(self.incarnation, journal, lambda: self.well)
@@ -132,6 +133,7 @@ class Session:
             quarantined_blocks=counts.quarantined,
             requests_waiting=len(state.waiting) + len(state.reserving),
             requests_running=len(state.running) + state.receiving,
+            transfer_kept_bytes=self._transport.kept_bytes,
         )
 
     def load(self) -> LoadRecord:

@@ -16,6 +16,7 @@ from kvrelay.shared.errors import WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_faults
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
+from kvrelay.shared.worker.leftovers import LINGER_S
 
 SEEDS = int(os.environ.get("KVRELAY_TEST_SEEDS", "4"))
 """Lives of each kind; `make fuzz` asks for many."""
@@ -87,6 +88,10 @@ async def life(
         counts = worker.engine.state.pool.counts()
         assert (counts.in_use, counts.quarantined) == (0, 0), f"seed {seed}: {worker.name} leaks"
         assert worker.engine.state.legs == {}
+    await asyncio.sleep(2 * LINGER_S)
+    kept = {worker.name: worker.transport.kept_bytes for worker in cluster.workers.values()}
+    assert not any(kept.values()), f"seed {seed}: {kept} bytes are kept for nobody"
+    assert len(cluster.dispatcher._leaving) == 0
     await cluster.stop()
     await cluster.hub.close()
     assert ended_s < 600, "virtual time: nobody waited for a last resort"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import urllib.error
@@ -17,6 +18,7 @@ from kvrelay.shared.telemetry.labels import (
     Direction,
     Endpoint,
     LedgerResult,
+    LegEnd,
     Outcome,
     RouteKind,
     TransferFault,
@@ -75,6 +77,7 @@ def test_a_router_has_exactly_these_metrics() -> None:
         "routes_total",
         "time_per_output_token_seconds",
         "time_to_first_token_seconds",
+        "time_to_free_seconds",
         "workers",
     }
 
@@ -97,6 +100,7 @@ def test_a_worker_has_exactly_these_metrics() -> None:
         "step_tokens",
         "steps_total",
         "transfer_faults_total",
+        "transfer_kept_bytes",
     }
 
 
@@ -117,6 +121,7 @@ def test_a_request_is_counted_with_the_times_of_its_timeline() -> None:
     metrics.request_ended(Endpoint.CHAT, Outcome.OK, timeline, TOKENS)
     metrics.request_refused(Endpoint.COMPLETIONS, Outcome.BAD_REQUEST)
     metrics.routed(RouteKind.LOCAL)
+    metrics.freed(LegEnd.CANCELLED, 0.25)
     metrics.predicted(RouteKind.LOCAL, predicted_s=0.2, took_s=0.25)
     now = series(render(metrics.registry)[0])
     assert now['kvrelay_requests_total{endpoint="chat",outcome="ok"}'] == 1
@@ -127,6 +132,7 @@ def test_a_request_is_counted_with_the_times_of_its_timeline() -> None:
     assert now['kvrelay_attempts_total{cause="first"}'] == 1
     assert now['kvrelay_routes_total{route="local"}'] == 1
     assert now['kvrelay_first_token_outcome_ratio_sum{route="local"}'] == 1.25
+    assert now['kvrelay_time_to_free_seconds_sum{end="cancelled"}'] == 0.25
     assert now["kvrelay_time_to_first_token_seconds_sum"] == 0.03
     assert now['kvrelay_time_to_first_token_seconds_bucket{le="0.025"}'] == 0
     assert now['kvrelay_time_to_first_token_seconds_bucket{le="0.05"}'] == 1
@@ -176,11 +182,11 @@ def test_worker_gauges_are_what_the_worker_says_at_each_scrape() -> None:
     state = [replace(IDLE, in_use_blocks=60, free_blocks=0, requests_running=9)]
     metrics = WorkerMetrics(lambda: state[0], {})
     busy = series(render(metrics.registry)[0])
-    state[0] = replace(IDLE, quarantined_blocks=1, requests_waiting=2)
+    state[0] = replace(IDLE, quarantined_blocks=1, requests_waiting=2, transfer_kept_bytes=9)
     later = series(render(metrics.registry)[0])
     assert busy['kvrelay_pool_blocks{state="in_use"}'] == 60
     assert busy["kvrelay_requests_running"] == 9
-    gauges = {name: later[name] for name in later if "pool" in name or "kvrelay_requests" in name}
+    gauges = {name: later[name] for name in later if re.search("pool|kvrelay_requests|kept", name)}
     assert gauges == {
         "kvrelay_pool_blocks_capacity": 64,
         'kvrelay_pool_blocks{state="free"}': 60,
@@ -189,6 +195,7 @@ def test_worker_gauges_are_what_the_worker_says_at_each_scrape() -> None:
         'kvrelay_pool_blocks{state="quarantined"}': 1,
         "kvrelay_requests_waiting": 2,
         "kvrelay_requests_running": 0,
+        "kvrelay_transfer_kept_bytes": 9,
     }
 
 

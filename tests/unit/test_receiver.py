@@ -76,6 +76,13 @@ class StuckTransport:
     async def close(self) -> None:
         pass
 
+    @property
+    def kept_bytes(self) -> int:
+        return 0
+
+    def purge(self, first_tag: int, last_tag: int) -> None:
+        pass
+
     def describe(self) -> str:
         return "stuck"
 

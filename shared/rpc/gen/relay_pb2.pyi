@@ -306,3 +306,59 @@ class HeldReply(_message.Message):
     attached: bool
     legs: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, incarnation: _Optional[str] = ..., attached: _Optional[bool] = ..., legs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuditRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuditedLeg(_message.Message):
+    __slots__ = ("ref", "router", "phase", "blocks", "pushes")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    ROUTER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
+    ref: Ref
+    router: str
+    phase: str
+    blocks: int
+    pushes: int
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., router: _Optional[str] = ..., phase: _Optional[str] = ..., blocks: _Optional[int] = ..., pushes: _Optional[int] = ...) -> None: ...
+
+class AuditReply(_message.Message):
+    __slots__ = ("incarnation", "legs", "total_blocks", "free_blocks", "cached_idle_blocks", "in_use_blocks", "quarantined_blocks", "holds", "waiting", "running", "shared_blocks", "problem", "digests", "expected", "receiving_lanes", "sending_lanes", "kept_bytes")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEGS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_IDLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    IN_USE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVING_LANES_FIELD_NUMBER: _ClassVar[int]
+    SENDING_LANES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    legs: _containers.RepeatedCompositeFieldContainer[AuditedLeg]
+    total_blocks: int
+    free_blocks: int
+    cached_idle_blocks: int
+    in_use_blocks: int
+    quarantined_blocks: int
+    holds: int
+    waiting: int
+    running: int
+    shared_blocks: int
+    problem: str
+    digests: bytes
+    expected: _containers.RepeatedCompositeFieldContainer[Ref]
+    receiving_lanes: int
+    sending_lanes: int
+    kept_bytes: int
+    def __init__(self, incarnation: _Optional[str] = ..., legs: _Optional[_Iterable[_Union[AuditedLeg, _Mapping]]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_idle_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., holds: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., problem: _Optional[str] = ..., digests: _Optional[bytes] = ..., expected: _Optional[_Iterable[_Union[Ref, _Mapping]]] = ..., receiving_lanes: _Optional[int] = ..., sending_lanes: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...

@@ -45,6 +45,11 @@ class WorkerStub:
                 request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.SerializeToString,
                 response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.Audit = channel.unary_unary(
+                '/kvrelay.v1.Worker/Audit',
+                request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditRequest.SerializeToString,
+                response_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditReply.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/kvrelay.v1.Worker/Drain',
                 request_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.DrainRequest.SerializeToString,
@@ -71,6 +76,14 @@ class WorkerServicer:
 
     def Inspect(self, request, context):
         """Counts for audits and people; never used to decide.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Audit(self, request, context):
+        """All that is held, at one instant between two steps of the engine; never used to decide. Without
+        an answer of the engine in time it ends with DEADLINE_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -103,6 +116,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.FromString,
                     response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.SerializeToString,
+            ),
+            'Audit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Audit,
+                    request_deserializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditRequest.FromString,
+                    response_serializer=kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditReply.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -170,6 +188,33 @@ class Worker:
             '/kvrelay.v1.Worker/Inspect',
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectRequest.SerializeToString,
             kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Audit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrelay.v1.Worker/Audit',
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditRequest.SerializeToString,
+            kvrelay_dot_shared_dot_rpc_dot_gen_dot_relay__pb2.AuditReply.FromString,
             options,
             channel_credentials,
             insecure,

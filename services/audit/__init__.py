@@ -1,0 +1,1 @@
+"""`kvrelay audit`: whether everything that is held has a live owner."""
