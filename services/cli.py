@@ -18,6 +18,7 @@ from kvrelay import __version__
 from kvrelay.services.audit.config import AuditConfig
 from kvrelay.services.bench.config import WORKER_FIELDS, BenchConfig
 from kvrelay.services.deployment import Deployment, UpConfig
+from kvrelay.services.doctor.config import DoctorConfig
 from kvrelay.services.drain_config import DrainConfig
 from kvrelay.services.flags import with_flags
 from kvrelay.services.router.config import RouterConfig
@@ -27,7 +28,10 @@ from kvrelay.shared.errors import ConfigError, KvrelayError, ModelError
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
-ALL_SETTINGS = (UpConfig, RouterConfig, WorkerConfig, BenchConfig, DrainConfig, AuditConfig)
+ALL_SETTINGS = (
+    *(UpConfig, RouterConfig, WorkerConfig, BenchConfig),
+    *(DrainConfig, AuditConfig, DoctorConfig),
+)
 _NOT_FOR_BENCH = tuple(set(WorkerConfig.model_fields) - set(WORKER_FIELDS))
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 S = TypeVar("S", RouterConfig, WorkerConfig)
@@ -241,6 +245,34 @@ def audit(flags: dict[str, object]) -> None:
     from kvrelay.services.audit.app import run
 
     raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
+
+
+@app.command("doctor")
+@with_flags(DoctorConfig)
+def doctor(flags: dict[str, object]) -> None:
+    """Say what this machine has, how a cluster is, what is wrong and what to do about it.
+
+    Of the machine: versions, the kernels that would compute and why, the transport that would carry
+    blocks, memory and limits. Of the cluster that its Redis knows: who is registered, which workers
+    differ from the others and in what, and of each prefill-decode pair what it relays by, how fast,
+    and how far its clocks are apart. That is measured with a few MB over the pair's own lane, when
+    no chunk waits, into memory that holds no blocks: do it while the cluster serves.
+
+    Exit code 0: nothing is wrong. 1: something is. 2: the Redis that was given does not answer.
+    Without --redis a cluster on this machine is looked at if there is one.
+
+    Examples:
+
+      kvrelay doctor
+
+      kvrelay doctor --redis redis://10.0.0.5:6379/0 --json
+    """
+    resolved = settings.resolve(DoctorConfig, read(flags))
+    from kvrelay.services.doctor.run import run
+
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    asked_for = resolved.origins["redis_url"] != "default"
+    raise typer.Exit(run(resolved.config, asked_for=asked_for, console=console))
 
 
 @app.command("version")

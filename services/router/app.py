@@ -130,6 +130,7 @@ async def serve(config: RouterConfig) -> int:
         store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
     )
     membership.prepare = directory.follow
+    placement.setup_s = membership.meetings.setup_s
     dispatcher.join(membership)
     membership.busy = lambda: observer.in_flight > 0
     open_records = OpenRecords(config.redis_url, keys)

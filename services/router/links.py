@@ -75,6 +75,8 @@ class Link:
         self._on_event = on_event
         self._on_lost = on_lost
         self.prepare: OnOpen = at_once
+        self.opened: OnLost = lambda incarnation: None
+        """Called each time it has opened."""
         self.needed: Callable[[], bool] = lambda: True
         self.tried = asyncio.Event()
         """It has been open, or could not be opened at once."""
@@ -139,6 +141,7 @@ class Link:
             self.open = True
             self.tried.set()
             log.info("stream to worker %s is open", self.incarnation)
+            self.opened(self.incarnation)
             reader, watch = (
                 asyncio.create_task(self._read(call)),
                 asyncio.create_task(self._watch()),

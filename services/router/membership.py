@@ -2,6 +2,10 @@
 
 A worker is used while its stream is open. It is lost when the stream breaks, or when its lease
 ended and it does not say itself that it is well: a Redis that was wiped takes no worker with it.
+
+A frozen worker is lost 1.72 s after its last renewal at the latest: it is late after 0.9 s and then
+asked until its lease ends (1.5 s), and the next look at the store finds that (0.2 s and a round
+trip). At rest the router's own renewal, each 0.5 s, tells it that somebody is late.
 """
 
 from __future__ import annotations
@@ -15,12 +19,14 @@ from dataclasses import dataclass
 import grpc
 
 from kvrelay.services.router.links import Link, OnEvent, OnLost, OnOpen, at_once, reason
+from kvrelay.services.router.meetings import Meetings, Orders
 from kvrelay.services.router.policy import LiveWorker, readiness
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.stub import worker_stub
-from kvrelay.shared.store.directory import ClusterSnapshot, ClusterStore
+from kvrelay.shared.store.directory import ClusterSnapshot, ClusterStore, WorkerView
+from kvrelay.shared.store.keys import LATE_MS, LEASE_MS
 from kvrelay.shared.store.records import LoadRecord, WorkerRecord, fingerprint_difference
 from kvrelay.shared.tasks import TaskSet
 from kvrelay.shared.types import Role
@@ -40,6 +46,10 @@ class Member:
     record: WorkerRecord
     load: LoadRecord
     link: Link
+    late: bool = False
+    """It has missed a renewal."""
+    silent: bool = False
+    """Late, and it did not answer when it was asked since."""
 
 
 class Membership:
@@ -57,6 +67,7 @@ class Membership:
         self._tokenizer = tokenizer
         self._store = store
         self._router = router
+        self.meetings = Meetings()
         self._on_event = on_event
         self._on_lost = on_lost
         self._members: dict[str, Member] = {}
@@ -76,7 +87,9 @@ class Membership:
         return [
             LiveWorker(member.record, member.load)
             for member in self._members.values()
-            if member.link.open and self._speaks_our_ids(member.record)
+            if member.link.open
+            and self._speaks_our_ids(member.record)
+            and self.meetings.settled(member.record.incarnation, self._now_s())
         ]
 
     def _speaks_our_ids(self, record: WorkerRecord) -> bool:
@@ -135,12 +148,18 @@ class Membership:
     def _at_rest(self) -> bool:
         if readiness(self.live()).missing or not self.store_up:
             return False
+        for name, member in self._members.items():
+            unsettled = member.link.open and not self.meetings.settled(name, self._now_s())
+            if member.late or unsettled:
+                return False
         return not self._asking and not self.busy()
 
     def _store_away(self, error: StoreError) -> None:
         if self.store_up:
             log.warning("%s; going on with the last view of the cluster", error)
         self.store_up = False
+        for member in self._members.values():  # what was heard before says nothing any more
+            member.late = member.silent = False
         self._signal()  # a stream that was broken may be open again
 
     def _store_answers(self, snapshot: ClusterSnapshot) -> None:
@@ -155,10 +174,12 @@ class Membership:
         for view in snapshot.workers:
             present.add(view.record.incarnation)
             self._seen(view.record, view.load or NO_LOAD)
+            self._look_closely(self._members[view.record.incarnation], view)
         for incarnation in self._members.keys() - present:
             if incarnation not in self._asking:
                 self._asking.add(incarnation)
                 self._tasks.spawn(self._missing(self._members[incarnation]))
+        self._tell(self.meetings.due(self._now_s()))
         self._signal()
 
     def _seen(self, record: WorkerRecord, load: LoadRecord) -> None:
@@ -175,13 +196,29 @@ class Membership:
                 record.fingerprint.get("tokenizer"),
                 self._tokenizer,
             )
-        link = Link(
-            record.incarnation, record.grpc_address, self._router, self._on_event, self._lost
-        )
+        link = Link(record.incarnation, record.grpc_address, self._router, self._heard, self._lost)
         link.prepare = self.prepare
+        link.opened = self._opened
         link.needed = lambda: self.busy()
         self._members[record.incarnation] = Member(record, load, link)
         log.info("found %s worker %s at %s", record.role, record.name, record.grpc_address)
+
+    def _look_closely(self, member: Member, view: WorkerView) -> None:
+        was_late, member.late = member.late, view.renewed_ms > LATE_MS
+        if not member.late:
+            member.silent = False
+        elif not was_late and view.record.incarnation not in self._asking:
+            self._asking.add(view.record.incarnation)
+            left_s = (LEASE_MS - view.renewed_ms) / 1000
+            self._tasks.spawn(self._late(member, max(left_s, ASK_DEADLINE_S)))
+
+    async def _late(self, member: Member, seconds: float) -> None:
+        """Asked while the lease still holds: when it has ended there is nothing to wait for."""
+        try:
+            silent = not await self._well(member, seconds)
+            member.silent = silent and member.late
+        finally:
+            self._asking.discard(member.record.incarnation)
 
     def _report_misfit(self, record: WorkerRecord) -> None:
         """A newcomer that no other worker can be paired with is named by the field that differs."""
@@ -201,16 +238,17 @@ class Membership:
     async def _missing(self, member: Member) -> None:
         """The lease is gone: lost, unless the worker itself says otherwise."""
         try:
-            if not (member.link.open and await self._well(member)):
+            heard = member.link.open and not member.silent
+            if not (heard and await self._well(member, ASK_DEADLINE_S)):
                 await self._drop(member)
         finally:
             self._asking.discard(member.record.incarnation)
 
-    async def _well(self, member: Member) -> bool:
+    async def _well(self, member: Member, seconds: float) -> bool:
         address = member.record.grpc_address
         try:
             async with (
-                asyncio.timeout(ASK_DEADLINE_S),
+                asyncio.timeout(seconds),
                 grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel,
             ):
                 reply = await worker_stub(channel).Inspect(pb.InspectRequest())
@@ -225,7 +263,34 @@ class Membership:
         await member.link.close()
         self._signal()
 
+    def _opened(self, incarnation: str) -> None:
+        record = self._members[incarnation].record
+        self._tell(self.meetings.opened(record, self._now_s()))
+        self._signal()
+
+    def _heard(self, incarnation: str, event: pb.Event) -> None:
+        if event.WhichOneof("kind") != "met":
+            self._on_event(incarnation, event)
+            return
+        if event.met.problem:
+            log.warning(
+                "prefill worker %s cannot reach decode worker %s: %s",
+                incarnation,
+                event.met.decode,
+                event.met.problem,
+            )
+        self.meetings.heard(incarnation, event.met, self._now_s())
+        self._signal()
+
+    def _tell(self, orders: Orders) -> None:
+        for incarnation, command in orders:
+            self._members[incarnation].link.send(command)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
     def _lost(self, incarnation: str) -> None:
+        self.meetings.closed(incarnation)
         self._on_lost(incarnation)
         self.look()
         self._signal()

@@ -13,7 +13,17 @@ from kvrelay.services.router.holdings import Holdings
 from kvrelay.services.router.overhead import Overheads
 from kvrelay.services.router.policy import Candidates, LiveWorker
 from kvrelay.services.router.recent import RecentBlocks
-from kvrelay.services.router.route import Mode, Route, Site, Sites, best, near, routes
+from kvrelay.services.router.route import (
+    Mode,
+    Route,
+    SetupOf,
+    Site,
+    Sites,
+    best,
+    near,
+    no_setup,
+    routes,
+)
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.kv.prefix import BlockHash, chain_root, extend_hashes, group_of
@@ -61,6 +71,7 @@ class Placement:
     backlog: Backlog = field(default_factory=Backlog)
     overheads: Overheads = field(default_factory=Overheads)
     recent: RecentBlocks = field(default_factory=RecentBlocks)
+    setup_s: SetupOf = no_setup
     chains: dict[str, Chain] = field(default_factory=dict)
     """Of the legs that were placed and are not over."""
 
@@ -149,7 +160,8 @@ class Placement:
             )
 
         overhead_s = self.overheads.now(now_ns)
-        return Sites(seen(found.prefills), seen(found.decodes), seen(found.alone), overhead_s)
+        roles = seen(found.prefills), seen(found.decodes), seen(found.alone)
+        return Sites(*roles, overhead_s, self.setup_s)
 
     async def _agree(
         self, options: list[Route], side: Callable[[Route], Site], key: str, prompt_tokens: int

@@ -9,6 +9,7 @@ sum of seconds, most of them of the time to the first token:
             overhead what first tokens by this way took lately on top of that (`Overheads`)
             exposed  transfer that no computing hides: the second token is late by it
             crowd    a step of decode's streams
+            setup    of a pair that has not connected yet
     local   wait     prompt tokens queued at this worker / its rate
             compute  tokens that it does not hold / its rate
             overhead likewise
@@ -52,6 +53,12 @@ MARGIN_S: Final = 0.005
 """Costs no farther apart than this are about equal."""
 
 Mode = Literal["auto", "split", "local"]
+SetupOf = Callable[[str, str], float]
+"""Seconds that a pair of prefill and decode worker, by name, costs before it can relay."""
+
+
+def no_setup(prefill: str, decode: str) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Terms:
     exposed_s: float = 0.0
     crowd_s: float = 0.0
     harm_s: float = 0.0
+    setup_s: float = 0.0
 
     @property
     def ttft_s(self) -> float:
@@ -102,7 +110,7 @@ class Terms:
     @property
     def cost_s(self) -> float:
         harm_s = min(self.harm_s * HARM_WEIGHT, self.ttft_s * HARM_SHARE)
-        return self.ttft_s + self.exposed_s + self.crowd_s + harm_s
+        return self.ttft_s + self.exposed_s + self.crowd_s + self.setup_s + harm_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,7 @@ class Sites:
     decodes: tuple[Site, ...] = ()
     alone: tuple[Site, ...] = ()
     overhead_s: Mapping[RouteKind, float] = field(default_factory=lambda: UNMEASURED_S)
+    setup_s: SetupOf = no_setup
 
     @property
     def locals(self) -> tuple[Site, ...]:
@@ -195,7 +204,7 @@ def routes(prompt_tokens: int, sites: Sites, mode: Mode = "auto") -> list[Route]
         return late_s + _step_s(decode) + decode.lacking(prompt_tokens) / RELAY_TOKENS_PER_S
 
     pairs = [
-        _split(prompt_tokens, prefill, decode, rates, sites.overhead_s[RouteKind.SPLIT])
+        _split(prompt_tokens, prefill, decode, rates, sites)
         for prefill in _promising(sites.prefills, done_s)
         for decode in _promising(sites.decodes, ready_s)
     ]
@@ -245,9 +254,7 @@ class _Rates:
         return tokens / self.by_name[site.name]
 
 
-def _split(
-    prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates, overhead_s: float
-) -> Route:
+def _split(prompt_tokens: int, prefill: Site, decode: Site, rates: _Rates, sites: Sites) -> Route:
     compute_s = rates.seconds(prefill, prefill.lacking(prompt_tokens))
     relay_tokens_per_s = prefill.worker.load.relay_tokens_per_s
     relay_s = 0.0
@@ -256,9 +263,10 @@ def _split(
     terms = Terms(
         wait_s=rates.seconds(prefill, prefill.waiting.tokens),
         compute_s=compute_s,
-        overhead_s=overhead_s,
+        overhead_s=sites.overhead_s[RouteKind.SPLIT],
         exposed_s=max(relay_s - compute_s, 0.0),
         crowd_s=_step_s(decode),
+        setup_s=sites.setup_s(prefill.name, decode.name),
     )
     # Prefill's memory gets free as its queue moves on: `wait_s` knows that already.
     return Route(prefill, decode, terms, prefill.measured, not decode.has_room(prompt_tokens))

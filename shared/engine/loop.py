@@ -90,6 +90,11 @@ class EngineLoop:
         return self._thread.is_alive()
 
     @property
+    def idle(self) -> bool:
+        """Nothing is worked on, and nothing waits to be."""
+        return self._inbox.empty() and not self.busy
+
+    @property
     def progress(self) -> int:
         return self.steps + self.runner.progress
 

@@ -32,6 +32,8 @@ class WorkerView:
     """None when its report cannot be read."""
     assigned_tokens: int
     """Given to it by any router since that report."""
+    renewed_ms: int = 0
+    """Since its last renewal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ class _Reader:
         rejected: list[str] = []
         records: dict[bytes, WorkerRecord] = {}
         loads: dict[bytes, LoadRecord] = {}
-        for incarnation, text, report, assigned in rows:
+        for incarnation, text, report, assigned, renewed in rows:
             name = incarnation.decode(errors="replace")[:32]
             try:
                 record = self._records.get(text) or WorkerRecord.from_json(text)
@@ -162,6 +164,6 @@ class _Reader:
                 loads[report] = load
             except StoreError as error:
                 rejected.append(f"{name}: {error}")
-            workers.append(WorkerView(record, load, int(assigned)))
+            workers.append(WorkerView(record, load, int(assigned), int(renewed)))
         self._records, self._loads = records, loads
         return ClusterSnapshot(tuple(workers), routers, tuple(rejected))

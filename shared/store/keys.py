@@ -33,6 +33,10 @@ LEASE_MS: Final = 1_500
 """How long a worker or router counts as alive after its last renewal."""
 RENEW_MS: Final = 500
 """Time between renewals: one may be lost before the lease ends, and idle workers wake rarely."""
+LATE_MS: Final = 900
+"""A member whose last renewal is older has missed one: routers look closely from here on, so that
+by the end of its lease they know what it says itself. Before this, a renewal that came late by as
+much as 0.4 s is nobody's concern."""
 INDEX_TTL_MS: Final = 60_000
 """An index or a version nobody renews any more belongs to a cluster that is gone."""
 BUCKET_MS: Final = 50

@@ -24,7 +24,7 @@ from typing import Final, cast
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.store.connection import Line, connect, integer_reply, mapped_errors, script
-from kvrelay.shared.store.keys import INDEX_TTL_MS, LEASE_MS, RENEW_MS, Keys
+from kvrelay.shared.store.keys import INDEX_TTL_MS, LATE_MS, LEASE_MS, RENEW_MS, Keys
 from kvrelay.shared.store.lease import LeaseWatch
 from kvrelay.shared.store.records import LoadRecord, RouterRecord, WorkerRecord
 from kvrelay.shared.store.rest import Outcome, Rest
@@ -53,7 +53,7 @@ class Subject:
     """Whether the process made progress or had nothing to do; while False no lease is renewed."""
     load: Callable[[], LoadRecord] | None = None
     on_change: Callable[[], object] = lambda: None
-    """Somebody came or went, or may have."""
+    """Somebody came or went, or may have, or is late with its renewal."""
     on_registered: Callable[[], object] = lambda: None
     """Redis holds this member anew, and nothing else that lived by its lease."""
     turns: Callable[[], ctypes.c_int64] | None = None
@@ -211,7 +211,8 @@ class Presence:
 
     def _arguments(self, mode: str) -> list[str | int]:
         report = self._report.to_json() if self._report else ""
-        return [self._member.incarnation, mode, self._record, report, LEASE_MS, INDEX_TTL_MS]
+        times = [LEASE_MS, INDEX_TTL_MS, LATE_MS]
+        return [self._member.incarnation, mode, self._record, report, *times]
 
     def _member_keys(self) -> list[str]:
         incarnation, keys = self._member.incarnation, self._keys

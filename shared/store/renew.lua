@@ -1,8 +1,9 @@
 -- Registers a member, or renews its lease and load, in one step.
 -- KEYS: 1 the member's record, 2 the index of its kind, 3 its load, 4 the cluster's version, 5 the index of workers,
 --       6... what else lives as long as the lease
--- ARGV: 1 incarnation, 2 "register" or "renew", 3 record, 4 load ("" for none), 5 lease ms, 6 index ttl ms
--- Returns the version, which grows when a member comes or goes, or 0 when the lease to renew is
+-- ARGV: 1 incarnation, 2 "register" or "renew", 3 record, 4 load ("" for none), 5 lease ms, 6 index ttl ms,
+--       7 late ms (the lease, if not given)
+-- Returns the version, which grows when a member comes or goes, and while a worker is late, or 0 when the lease to renew is
 -- not there any more; then nothing was written.
 if ARGV[2] == "renew" and redis.call("EXISTS", KEYS[1]) == 0 then
   return 0
@@ -23,7 +24,8 @@ local gone = redis.call("ZREMRANGEBYSCORE", KEYS[2], "-inf", ended)
 if KEYS[5] ~= KEYS[2] then
   gone = gone + redis.call("ZREMRANGEBYSCORE", KEYS[5], "-inf", ended)
 end
-if gone > 0 or ARGV[2] == "register" then
+local late = redis.call("ZCOUNT", KEYS[5], "-inf", now - tonumber(ARGV[7] or ARGV[5]))
+if gone > 0 or late > 0 or ARGV[2] == "register" then
   redis.call("INCR", KEYS[4])
 end
 redis.call("PEXPIRE", KEYS[2], ARGV[6])

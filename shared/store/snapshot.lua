@@ -2,7 +2,8 @@
 -- KEYS: 1 index of workers, 2 index of routers
 -- ARGV: 1 prefix of records, 2 prefix of loads, 3 prefix of assigned tokens, 4 lease ms,
 --       5 delivery ms, 6 bucket ms
--- Returns {live routers, {incarnation, record, load, tokens assigned since the load} per worker}.
+-- Returns {live routers, {incarnation, record, load, tokens assigned since the load, ms since its
+-- last renewal} per worker}.
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local oldest = "(" .. now - tonumber(ARGV[4])
@@ -24,7 +25,7 @@ for i = 1, #live, 2 do
     if type(load) ~= "string" then
       load = ""
     end
-    workers[#workers + 1] = { incarnation, record, load, assigned }
+    workers[#workers + 1] = { incarnation, record, load, assigned, math.max(now - reported, 0) }
   end
 end
 return { redis.call("ZRANGEBYSCORE", KEYS[2], oldest, "+inf"), workers }

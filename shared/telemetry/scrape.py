@@ -1,10 +1,11 @@
-"""The page a Prometheus server reads from a worker: `GET /metrics`, and nothing else."""
+"""What a worker says over HTTP: `/metrics` for Prometheus, `/health` and `/ready` for probes."""
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -18,17 +19,20 @@ from kvrelay.shared.telemetry.metrics import render
 
 READ_TIMEOUT_S: Final = 5.0
 
+Ailment = Callable[[], str]
+"""Why the answer is 503; empty for 200. Called on a thread of its own."""
+
 
 def serve_metrics(
-    registry: CollectorRegistry, host: str, port: int
+    registry: CollectorRegistry, host: str, port: int, probes: Mapping[str, Ailment] = {}
 ) -> tuple[int, Callable[[], None]]:
     """Serve `registry` from a daemon thread that blocks in the kernel between scrapes.
 
-    Port 0 picks a free one. Returns the port and a function that closes it for good. Raises
-    `ConfigError` when it cannot be had.
+    `probes`: what else is answered, by path. Port 0 picks a free one. Returns the port and a
+    function that closes it for good. Raises `ConfigError` when it cannot be had.
     """
     try:
-        server = _Server(registry, host, port)
+        server = _Server(registry, host, port, probes)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"metrics port {authority(host, port)}: {reason}") from error
@@ -47,8 +51,11 @@ class _Server(ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False  # a scraper that reads slowly must not delay the end
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, host: str, port: int, probes: Mapping[str, Ailment]
+    ) -> None:
         self.registry = registry
+        self.probes = probes
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._stopping = False
         super().__init__((host, port), _Handler)
@@ -79,11 +86,19 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = READ_TIMEOUT_S
 
     def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(HTTPStatus.OK, *render(self.server.registry))
+        elif (ailment := self.server.probes.get(path)) is not None:
+            reason = ailment()
+            said = {"status": "failing", "reason": reason} if reason else {"status": "ok"}
+            status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+            self._answer(status, json.dumps(said).encode(), "application/json")
+        else:
             self.send_error(HTTPStatus.NOT_FOUND)
-            return
-        body, content_type = render(self.server.registry)
-        self.send_response(HTTPStatus.OK)
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
+        self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -233,6 +233,9 @@ class LoopbackTransport:
     def purge(self, first_tag: int, last_tag: int) -> None:
         self._mailbox.purge(first_tag, last_tag)
 
+    def carried_by(self, peer: Peer) -> str:
+        return "loopback"
+
     def describe(self) -> str:
         return "loopback (in process)"
 

@@ -79,6 +79,10 @@ class Transport(Protocol):
         """Let go of kept messages with these tags: no receive will be posted for them."""
         ...
 
+    def carried_by(self, peer: Peer) -> str:
+        """Names what the connection to this peer really uses, e.g. `posix, cma`."""
+        ...
+
     def describe(self) -> str:
         """One line naming what really carries the bytes, e.g. `ucx (posix, cma, tcp)`."""
         ...

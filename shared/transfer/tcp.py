@@ -128,6 +128,11 @@ class TcpTransport:
     def purge(self, first_tag: int, last_tag: int) -> None:
         self._mailbox.purge(first_tag, last_tag)
 
+    def carried_by(self, peer: Peer) -> str:
+        assert isinstance(peer, TcpPeer)
+        names = {each.remote_host for each in peer.connections[:1]}
+        return ", ".join(f"tcp to {name}" for name in names)
+
     def describe(self) -> str:
         return "tcp (asyncio streams)"
 

@@ -55,6 +55,12 @@ class Connection(asyncio.BufferedProtocol):
         self._frame = asyncio.Lock()
         self._end: TransferError | None = None
 
+    @property
+    def remote_host(self) -> str:
+        """The other side's address on the network."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if name else "nowhere"
+
     # --- asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

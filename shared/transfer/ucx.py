@@ -25,6 +25,7 @@ from typing import Any, Final
 from kvrelay.shared.errors import CorruptFrame, PeerLost, TransferError
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
 from kvrelay.shared.transfer.ucx_address import SCHEME, host_token, pack_address, unpack_address
+from kvrelay.shared.transfer.ucx_lanes import lanes
 from kvrelay.shared.transfer.ucx_progress import UcxLibrary, UcxProgress
 
 _SHARED_MEMORY: Final = frozenset({"posix", "sysv", "cma", "xpmem", "knem"})
@@ -168,6 +169,10 @@ class UcxTransport:
 
     def purge(self, first_tag: int, last_tag: int) -> None:
         """UCX gives a message to a receive only, and lets go of all others when it stops."""
+
+    def carried_by(self, peer: Peer) -> str:
+        assert isinstance(peer, UcxPeer)
+        return ", ".join(lanes(peer.endpoint))
 
     def describe(self) -> str:
         return self._description

@@ -10,6 +10,11 @@ Header, little-endian, `HEADER_BYTES` long; unused bytes are zero:
     sender 16 | receiver 16 | token start 4 | token end 4 | blocks 2 | piece map 64
     body bytes 8 | body checksum 8 | token 4 | index 4 | finish 1 | padding | crc32 of all before 4
 
+A probe is a header of kind 2 under the same tag, and unless it is empty one body message:
+
+    magic 4 | version 2 | kind 1 | 0 | sender 16 | receiver 16 | nonce 8 | body bytes 4
+    body checksum 8 | padding | crc32 of all before 4
+
 Bit i of the piece map is set where block i starts a piece.
 """
 
@@ -38,12 +43,15 @@ MAX_CHUNKS: Final = 0xFFFF
 MAX_CHUNK_BLOCKS: Final = 512
 MAX_NONCE: Final = 2**48 - 1
 MAX_BODY_BYTES: Final = 2**48
+MAX_PROBE_BYTES: Final = 2**20
 
 _KIND_CHUNK: Final = 1
+_KIND_PROBE: Final = 2
 _FLAG_LAST: Final = 1
 _FINISH: Final[tuple[FinishReason | None, ...]] = (None, FinishReason.STOP, FinishReason.LENGTH)
 _PREFIX: Final = struct.Struct("<4sH")
 _FIELDS: Final = struct.Struct(f"<4sHBBIQHB{MAX_LEG_BYTES}s16s16sIIH{MAX_CHUNK_BLOCKS // 8}sQQIIB")
+_PROBE: Final = struct.Struct("<4sHBB16s16sQIQ")
 _CRC: Final = struct.Struct("<I")
 _CRC_AT: Final = HEADER_BYTES - _CRC.size
 
@@ -83,6 +91,49 @@ class ChunkHeader:
     @property
     def blocks(self) -> int:
         return sum(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeHeader:
+    """A question whether the lane works; its body belongs to no attempt and to no block."""
+
+    sender: Incarnation
+    receiver: Incarnation
+    nonce: int
+    body_bytes: int
+    body_checksum: int
+
+
+def encode_probe(header: ProbeHeader) -> bytes:
+    """The header's bytes."""
+    fields = _PROBE.pack(
+        MAGIC,
+        VERSION,
+        _KIND_PROBE,
+        0,
+        bytes.fromhex(header.sender),
+        bytes.fromhex(header.receiver),
+        header.nonce,
+        header.body_bytes,
+        header.body_checksum,
+    ).ljust(_CRC_AT, b"\0")
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def decode_frame(buffer: Buffer) -> ChunkHeader | ProbeHeader:
+    """Whatever comes under a header tag. Raises `CorruptFrame` for any other bytes."""
+    data = bytes(buffer)
+    _check_frame(data)
+    _, _, kind, _, sender, receiver, nonce, body_bytes, body_checksum = _PROBE.unpack_from(data)
+    if kind != _KIND_PROBE:
+        return decode_header(data)
+    names = Incarnation(sender.hex()), Incarnation(receiver.hex())
+    header = ProbeHeader(*names, nonce, body_bytes, body_checksum)
+    if nonce > MAX_NONCE or body_bytes > MAX_PROBE_BYTES or encode_probe(header) != data:
+        raise CorruptFrame(
+            f"a probe of {body_bytes} bytes: more than {MAX_PROBE_BYTES}, or damaged"
+        )
+    return header
 
 
 def encode_header(header: ChunkHeader) -> bytes:

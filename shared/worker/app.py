@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from kvrelay import __version__
 from kvrelay.shared.checkpoint.config import ModelConfig, read_config
@@ -43,6 +44,7 @@ from kvrelay.shared.worker.affinity import apply_affinity, parse_cpus
 from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
 from kvrelay.shared.worker.drain import Drain
+from kvrelay.shared.worker.probes import grpc_health, http_probes
 from kvrelay.shared.worker.recording import recording
 from kvrelay.shared.worker.servicer import WorkerServicer
 from kvrelay.shared.worker.session import Machinery, Session
@@ -110,6 +112,7 @@ class Worker:
         self._session: Session | None = None
         self._drain = Drain(self._clock, config.drain_s)
         self._asked_ns = 0
+        self._presence: Presence | None = None
         self._status = 0
         speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
         logs.configure(speaker, config.log_level)
@@ -119,8 +122,9 @@ class Worker:
         record = recording(config, self._name)
         facts = await asyncio.to_thread(read_facts, config)
         metrics = WorkerMetrics(self._gauges, self._info())
+        probes = http_probes(asyncio.get_running_loop(), self._ailment)
         metrics_port, close_metrics = serve_metrics(
-            metrics.registry, config.host, config.metrics_port
+            metrics.registry, config.host, config.metrics_port, probes
         )
         compute = await asyncio.to_thread(computing, facts, config)
         log.info(facts.capacity.describe())
@@ -186,6 +190,7 @@ class Worker:
         place = authority(config.host, config.port)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         relay_pb2_grpc.add_WorkerServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(grpc_health(self._ailment), server)
         try:
             port = server.add_insecure_port(place)
         except RuntimeError as error:
@@ -213,7 +218,7 @@ class Worker:
 
         record = describe(self._incarnation, transfer)
 
-        presence = Presence(
+        presence = self._presence = Presence(
             self._config.redis_url,
             Keys(self._config.cluster),
             Subject(
@@ -299,6 +304,16 @@ class Worker:
 
     def _gauges(self) -> WorkerGauges:
         return self._session.gauges() if self._session is not None else NOTHING_YET
+
+    def _ailment(self, able: bool) -> str:
+        """Why this worker is not alive, or (`able`) cannot be given work now; empty if neither."""
+        if self._session is None:
+            return "starting"
+        if not self._session.node.serving:
+            return "the engine makes no progress"
+        if able and (self._presence is None or not self._presence.registered):
+            return "Redis does not hold its lease"
+        return ""
 
     def _info(self) -> dict[str, str]:
         config = self._config

@@ -78,7 +78,7 @@ class WorkerConfig(Settings):
     port: Annotated[Port, Named(env="RPC_PORT")] = 0
     """gRPC port; 0 takes a free one."""
     metrics_port: Port = 0
-    """HTTP port of /metrics and /health; 0 takes a free one."""
+    """HTTP port of /metrics, /health and /ready; 0 takes a free one."""
     transport: Literal["auto", "ucx", "tcp"] = "auto"
     """What carries KV blocks; auto takes ucx where it can be used, else tcp, and says which."""
     name: Annotated[str, Field(max_length=64), Named(env="WORKER_NAME")] = ""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-STALL_NS = 400_000_000
+from typing import Final
+
+STALL_NS: Final = 400_000_000
 """An engine that has work and made no progress for this long is not well; a renewal's period is a
 little longer, so that each asks about the time since the one before."""
 SILENT_BEATS = 4
 """So many beats that do not come make a silent router: one whose loop stands for a second does not
 lose its requests."""
+LOOK_NS: Final = 100_000_000
+"""Time between two looks at an engine that has work."""
+WEDGED_NS: Final = 1_200_000_000
+"""After so long without progress its routers are told: noticed after 1.4 s at the latest, where
+the law says 2 s, and six times what a step is planned to last."""
 
 
 class HealthWatch:
@@ -71,3 +78,37 @@ class SilenceWatch:
     def here(self, now_ns: int) -> bool:
         """For one that should be saying something: whether it has done so lately."""
         return self.limit_ns == 0 or now_ns - self._heard_ns < self.limit_ns
+
+
+class WedgeWatch:
+    """Pure: whether an engine has stood still for so long that its requests must go on elsewhere.
+
+    Only time that was looked at counts, and that the process had processors in. A look that comes
+    late says that the whole process, or the machine, stood still, and threads that wait for a
+    processor say that others have it: of that the engine is not to blame, and a lease tells others.
+    """
+
+    def __init__(self) -> None:
+        self._seen = (-1, -1)
+        self._looked_ns = 0
+        self._still_ns = 0
+
+    @property
+    def wedged(self) -> bool:
+        """As of the last look."""
+        return self._still_ns >= WEDGED_NS
+
+    @property
+    def stalls(self) -> bool:
+        """It stands still for so long that it may become wedged."""
+        return self._still_ns >= STALL_NS
+
+    def look(
+        self, now_ns: int, turn: int, progress: int, *, idle: bool, starved_ns: int = 0
+    ) -> None:
+        """`starved_ns`: how long its threads waited for processors since the last look."""
+        since_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        if idle or self._seen != (turn, progress):
+            self._seen, self._still_ns = (turn, progress), 0
+        else:
+            self._still_ns += max(min(since_ns, 2 * LOOK_NS) - starved_ns, 0)

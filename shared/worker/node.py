@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from collections.abc import Callable
 from functools import singledispatchmethod
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.loop import EngineLoop
+from kvrelay.shared.errors import Overloaded
 from kvrelay.shared.rpc.convert import (
     finish_to_wire,
     leg_from_wire,
@@ -23,9 +26,11 @@ from kvrelay.shared.rpc.convert import (
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.timeline import Moment
 from kvrelay.shared.transfer.protocol import Address
+from kvrelay.shared.transfer.wire import MAX_PROBE_BYTES
 from kvrelay.shared.types import EndReason, LegRef
 from kvrelay.shared.worker.audit import Auditor, RelayFacts, audit_reply
 from kvrelay.shared.worker.journal import LegJournal
+from kvrelay.shared.worker.meeting import MAX_ROUNDS, Meeting
 from kvrelay.shared.worker.outbox import Outbox
 from kvrelay.shared.worker.peers import PeerInfo
 from kvrelay.shared.worker.receiver import Receiver
@@ -33,6 +38,7 @@ from kvrelay.shared.worker.sender import Sender
 
 log = logging.getLogger(__name__)
 
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
 _END_TO_WIRE = {
     EndReason.FINISHED: pb.END_FINISHED,
     EndReason.CANCELLED: pb.END_CANCELLED,
@@ -58,6 +64,11 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self.remaining_ms: Callable[[], int | None] = lambda: None
         """How long this worker will be there; None for no end."""
+        self.serving = True
+        """The engine makes progress, as far as anybody looked."""
+        self._probing = False
+        self.on_work: Callable[[], None] = lambda: None
+        """Called before the engine is given something."""
 
     def connect(self, engine: EngineLoop, sender: Sender, receiver: Receiver) -> None:
         self._engine, self._sender, self._receiver = engine, sender, receiver
@@ -69,6 +80,15 @@ class Node:
 
     def retire(self) -> None:
         """End every router's stream: this incarnation is over."""
+        self._end_streams()
+
+    def progresses(self, serving: bool) -> None:
+        """Whether the engine does: one that does not loses its routers, who go on elsewhere."""
+        self.serving = serving
+        if not serving:
+            self._end_streams()
+
+    def _end_streams(self) -> None:
         for outbox in self._outboxes.values():
             outbox.close()
 
@@ -101,6 +121,7 @@ class Node:
         log.info("router %s left", owner)
 
     def command(self, owner: str, command: pb.Command) -> None:
+        self.on_work()
         kind = command.WhichOneof("kind")
         if kind == "serve":
             self._serve(owner, command.serve)
@@ -118,6 +139,8 @@ class Node:
             ref = ref_from_wire(command.cancel)
             self._work[owner].discard(ref)
             self._engine.post(m.Cancel(ref))
+        elif kind == "meet":
+            self._meet(owner, command.meet)
 
     def works_for(self, owner: str) -> bool:
         """Whether that stream's router waits for something from here."""
@@ -140,6 +163,46 @@ class Node:
         spec = leg_from_wire(ref.leg, reserve.leg)
         self._work[owner].add(ref)
         self._engine.post(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
+
+    def _meet(self, owner: str, meet: pb.Meet) -> None:
+        for prefill in meet.prefills:
+            self._receiver.meet(peer_from_wire(prefill))
+        for decode in meet.decodes:
+
+            def told(found: Meeting, name: str = decode.incarnation) -> None:
+                self._say(owner, pb.Event(met=met_to_wire(name, found)))
+
+            self._sender.meet(peer_from_wire(decode), told)
+
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        """Raises `ValueError` for more than a probe may be, `Overloaded` while one is under way."""
+        for name, value, most in (
+            ("body_bytes", request.body_bytes, MAX_PROBE_BYTES),
+            ("rounds", request.rounds, MAX_ROUNDS),
+        ):
+            if request.HasField("decode") and not 1 <= value <= most:
+                raise ValueError(f"{name}: must be 1 to {most}, got {value}")
+        for peer in (request.prefill, request.decode):
+            if peer.incarnation and not _INCARNATION.fullmatch(peer.incarnation):
+                raise ValueError(f"incarnation: must be 32 hex digits, got {peer.incarnation!r}")
+        reply = pb.ProbeReply(
+            incarnation=self._incarnation,
+            wall_ns=time.time_ns(),
+            transport=self._sender.transport.describe(),
+        )
+        if request.HasField("prefill"):
+            self._receiver.meet(peer_from_wire(request.prefill))
+        if request.HasField("decode"):
+            to = peer_from_wire(request.decode)
+            if self._probing:
+                raise Overloaded("a probe is under way", retry_after_s=1.0)
+            self._probing = True
+            try:
+                found = await self._sender.visit(to, request.body_bytes, request.rounds)
+            finally:
+                self._probing = False
+            reply.lane.CopyFrom(met_to_wire(to.incarnation, found))
+        return reply
 
     async def inspect(self) -> pb.InspectReply:
         state = self._engine.engine.state
@@ -260,6 +323,17 @@ class Node:
     @_perform.register
     def _(self, it: m.Forget) -> None:
         self._receiver.forget(it.ref)
+
+
+def met_to_wire(decode: str, found: Meeting) -> pb.Met:
+    return pb.Met(
+        decode=decode,
+        problem=found.problem,
+        setup_ns=found.setup_ns,
+        round_trip_ns=found.round_trip_ns,
+        bytes_per_s=found.bytes_per_s,
+        carried_by=found.carried_by,
+    )
 
 
 def peer_from_wire(wire: pb.Peer) -> PeerInfo:

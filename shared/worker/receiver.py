@@ -24,13 +24,15 @@ from kvrelay.shared.transfer.protocol import Peer, Transport
 from kvrelay.shared.transfer.wire import (
     HEADER_BYTES,
     ChunkHeader,
+    ProbeHeader,
     body_tag,
     checksum,
-    decode_header,
+    decode_frame,
     header_tag,
 )
 from kvrelay.shared.types import LegRef
 from kvrelay.shared.worker.leftovers import Leftovers
+from kvrelay.shared.worker.meeting import answer_probe
 from kvrelay.shared.worker.peers import PeerInfo
 from kvrelay.shared.worker.sender import BlockView
 
@@ -109,6 +111,10 @@ class Receiver:
     def expect(self, expect: Expect, writer: PeerInfo) -> None:
         """Accept chunks of this attempt from this writer."""
         self._landings[expect.ref.nonce] = Landing(expect)
+        self.meet(writer)
+
+    def meet(self, writer: PeerInfo) -> None:
+        """Listen to this writer. Idempotent."""
         lane = self._lanes.get(writer.incarnation)
         if lane is None or lane.done():
             self._drop_idle_lanes()
@@ -181,16 +187,30 @@ class Receiver:
         frame = bytearray(HEADER_BYTES)
         try:
             await self._transport.recv(peer, header_tag(writer.incarnation), memoryview(frame))
-            header = decode_header(frame)
+            header = decode_frame(frame)
         except CorruptFrame as error:
             self._metrics.transfer_failed(TransferFault.CORRUPT)
             log.warning("a chunk from %s is dropped: %s", writer.incarnation, error)
+            return
+        if isinstance(header, ProbeHeader):
+            await self._probed(peer, header, writer)
             return
         self._reading.add(writer.incarnation)
         try:
             await self._chunk(peer, header, writer)
         finally:
             self._reading.discard(writer.incarnation)
+
+    async def _probed(self, peer: Peer, header: ProbeHeader, writer: PeerInfo) -> None:
+        if (header.sender, header.receiver) != (writer.incarnation, self._incarnation):
+            self._metrics.transfer_failed(TransferFault.REFUSED)
+            return
+        try:
+            with self._cut_later(writer.incarnation):
+                async with asyncio.timeout(BODY_DEADLINE_S):
+                    await answer_probe(self._transport, peer, header)
+        except (CorruptFrame, TimeoutError) as error:
+            log.warning("a probe from %s: %s", writer.incarnation, str(error) or "it stopped")
 
     async def _chunk(self, peer: Peer, header: ChunkHeader, writer: PeerInfo) -> None:
         """Receive the body of one chunk, wherever it belongs."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrelay.shared.engine.messages import Push, PushDone
 from kvrelay.shared.engine.pace import MeanTime
@@ -30,6 +30,7 @@ from kvrelay.shared.transfer.wire import (
     header_tag,
 )
 from kvrelay.shared.types import Incarnation, LegRef
+from kvrelay.shared.worker.meeting import FIRST_VISIT, Meeting, Visit, probe
 from kvrelay.shared.worker.peers import PeerInfo
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,9 @@ class Lane:
     task: asyncio.Task[None] | None = None
     hurry: asyncio.Event | None = None
     """Set when the chunk in flight was abandoned."""
+    visits: deque[Visit] = field(default_factory=deque)
+    met: Meeting | None = None
+    """What the last visit found over the connection that there is."""
 
 
 class Sender:
@@ -72,7 +76,7 @@ class Sender:
         done: Callable[[PushDone], None],
         metrics: WorkerMetrics,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._incarnation = incarnation
         self._view = view
         self._done = done
@@ -87,6 +91,27 @@ class Sender:
         return len(self._lanes)
 
     def push(self, push: Push, to: PeerInfo) -> None:
+        lane = self._lane(to)
+        lane.jobs.append(push)
+        lane.filled.set()
+
+    def meet(self, to: PeerInfo, told: Callable[[Meeting], None]) -> None:
+        """Connect, unless that is done already, and say how the lane is."""
+        lane = self._lane(to)
+        if lane.met is not None and lane.peer is not None and lane.peer.alive:
+            told(lane.met)
+            return
+        self._tasks.spawn(self._meet(to, told))
+
+    async def visit(self, to: PeerInfo, body_bytes: int, rounds: int) -> Meeting:
+        """Try the lane with so many probes, each when no chunk waits."""
+        lane = self._lane(to)
+        visit = Visit(body_bytes, rounds, asyncio.get_running_loop().create_future())
+        lane.visits.append(visit)
+        lane.filled.set()
+        return await visit.outcome
+
+    def _lane(self, to: PeerInfo) -> Lane:
         lane = self._lanes.get(to.incarnation)
         if lane is None:
             self._drop_idle_lanes()
@@ -94,14 +119,29 @@ class Sender:
             self._lanes[to.incarnation] = lane
             lane.task = self._tasks.spawn(self._run(lane))
         lane.used_s = asyncio.get_running_loop().time()
-        lane.jobs.append(push)
-        lane.filled.set()
+        return lane
+
+    async def _meet(self, to: PeerInfo, told: Callable[[Meeting], None]) -> None:
+        found = await self.visit(to, *FIRST_VISIT)
+        if found.problem:
+            log.warning("decode worker %s cannot be met: %s", to.incarnation, found.problem)
+        else:
+            log.info(
+                "met decode worker %s over %s: set up in %.1f ms, round trip %.2f ms, %.0f MB/s",
+                to.incarnation,
+                found.carried_by,
+                found.setup_ns / 1e6,
+                found.round_trip_ns / 1e6,
+                found.bytes_per_s / 1e6,
+            )
+        told(found)
 
     def _drop_idle_lanes(self) -> None:
         """A worker that was replaced never says so: its lane goes when a newcomer's is made."""
         horizon_s = asyncio.get_running_loop().time() - IDLE_LANE_S
         for name, lane in [*self._lanes.items()]:
-            if lane.sending is None and not lane.jobs and lane.used_s < horizon_s:
+            busy = lane.sending is not None or lane.jobs or lane.visits
+            if not busy and lane.used_s < horizon_s:
                 del self._lanes[name]
                 if lane.task is not None:
                     lane.task.cancel()
@@ -126,15 +166,20 @@ class Sender:
             while True:
                 await lane.filled.wait()
                 lane.filled.clear()
-                while lane.jobs:
+                while lane.jobs or lane.visits:
+                    if not lane.jobs:
+                        await self._probe(lane, lane.visits[0])
+                        continue
                     push = lane.jobs.popleft()
                     error = await self._attempt(lane, push)
                     self._done(PushDone(push.ref, error))
         finally:
+            for visit in lane.visits:
+                visit.end(Meeting("the worker is stopping"))
             for push in lane.jobs:
                 self._done(PushDone(push.ref, "the worker is stopping"))
             if lane.peer is not None:
-                await self._transport.close_peer(lane.peer)
+                await self.transport.close_peer(lane.peer)
 
     async def _attempt(self, lane: Lane, push: Push) -> str | None:
         """Send one chunk; a failure drops the connection, so that the next makes a new one."""
@@ -162,15 +207,44 @@ class Sender:
             lane.sending = lane.hurry = None
 
     async def _drop(self, lane: Lane, chunk: asyncio.Task[None]) -> None:
-        if lane.peer is not None:
-            await self._transport.close_peer(lane.peer)
-            lane.peer = None
+        await self._disconnect(lane)
         chunk.cancel()
         await asyncio.gather(chunk, return_exceptions=True)
 
-    async def _send(self, lane: Lane, push: Push) -> None:
+    async def _disconnect(self, lane: Lane) -> None:
+        lane.met = None
+        if lane.peer is not None:
+            await self.transport.close_peer(lane.peer)
+            lane.peer = None
+
+    async def _connected(self, lane: Lane) -> Peer:
         if lane.peer is None or not lane.peer.alive:
-            lane.peer = await self._transport.connect(lane.to.address)
+            lane.peer = await self.transport.connect(lane.to.address)
+        return lane.peer
+
+    async def _probe(self, lane: Lane, visit: Visit) -> None:
+        """The visit's next probe; one that fails is its last."""
+        size, begun_ns = visit.next_bytes, time.monotonic_ns()
+        names = self._incarnation, Incarnation(lane.to.incarnation)
+        try:
+            peer = await self._connected(lane)
+            connected_ns = time.monotonic_ns() - begun_ns
+            took_ns = await probe(self.transport, peer, names, size)
+        except TransferError as error:
+            lane.visits.remove(visit)
+            if size or lane.peer is None or not lane.peer.alive:
+                await self._disconnect(lane)
+            # Else it may only not listen yet: it would take the end of this connection for ours.
+            visit.end(Meeting(str(error)))
+            return
+        visit.took(size, connected_ns + took_ns)
+        if visit.complete:
+            lane.visits.remove(visit)
+            lane.met = visit.found(self.transport.carried_by(peer))
+            visit.end(lane.met)
+
+    async def _send(self, lane: Lane, push: Push) -> None:
+        peer = await self._connected(lane)
         pieces = tuple(common_runs(push.blocks, push.run_blocks))
         views = []
         first = 0
@@ -191,9 +265,9 @@ class Sender:
         )
         tag = body_tag(push.ref.nonce, push.chunk)
         begun_ns = time.monotonic_ns()
-        await self._transport.send(lane.peer, header_tag(self._incarnation), encode_header(header))
+        await self.transport.send(peer, header_tag(self._incarnation), encode_header(header))
         for view in views:
-            await self._transport.send(lane.peer, tag, view)
+            await self.transport.send(peer, tag, view)
         elapsed_ns = max(time.monotonic_ns() - begun_ns, 1)
         self.time.observe(push.end - push.start, elapsed_ns)
         self._metrics.chunk_relayed(

@@ -11,6 +11,7 @@ from typing import Protocol
 import grpc
 
 from kvrelay.shared.clock import Clock, SystemClock
+from kvrelay.shared.errors import Overloaded
 from kvrelay.shared.rpc.convert import PROTOCOL
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
@@ -28,12 +29,15 @@ class Commanded(Protocol):
 
     @property
     def incarnation(self) -> str: ...
+    @property
+    def serving(self) -> bool: ...
     def attach(self, owner: str, outbox: Outbox) -> None: ...
     def command(self, owner: str, command: pb.Command) -> None: ...
     def detach(self, owner: str) -> None: ...
     def works_for(self, owner: str) -> bool: ...
     def legs_of(self, router: str) -> list[str]: ...
     async def inspect(self) -> pb.InspectReply: ...
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply: ...
     async def audit(self) -> pb.AuditReply: ...
     @property
     def legs(self) -> int: ...
@@ -78,6 +82,8 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
         """
         node = self._node
         hello = await self._hello(node, context)
+        if not node.serving:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine makes no progress")
         owner = f"{hello.router}/{next(self._numbers)}"
         silence = SilenceWatch(hello.beat_ms * 1_000_000, self._clock.now_ns())
         stream = _Stream(hello.router, owner, silence)
@@ -183,3 +189,11 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
             attached=any(stream.silence.here(now_ns) for stream in streams),
             legs=node.legs_of(request.router),
         )
+
+    async def Probe(self, request: pb.ProbeRequest, context: Context) -> pb.ProbeReply:
+        try:
+            return await self._node.probe(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Overloaded as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))

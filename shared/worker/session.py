@@ -31,6 +31,7 @@ from kvrelay.shared.worker.publisher import BlockPublisher
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.recording import Record, unrecorded
 from kvrelay.shared.worker.sender import BlockView, Sender
+from kvrelay.shared.worker.wedge import WedgeGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Session:
         )
         self.node.connect(self.loop, self._sender, self._receiver)
         self._clock = machinery.clock
+        self._guard = WedgeGuard(self.loop, self._clock, self.node.progresses)
+        self.node.on_work = self._guard.work_came
         self._health = HealthWatch()
         self._loaded = self._load_now()
         self._loaded_at = self.loop.turns.value
@@ -105,6 +108,7 @@ class Session:
     async def close(self) -> None:
         """End every stream, stop computing, and let go of all peers."""
         self.node.retire()
+        await self._guard.close()
         await asyncio.to_thread(self.loop.stop)
         await self.publisher.close()
         await asyncio.to_thread(self._close_record)

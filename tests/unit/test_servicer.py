@@ -32,6 +32,7 @@ class Commanded:
     """A node that works from `serve` to `cancel`, and says at each moment who is here."""
 
     incarnation = "w"
+    serving = True
 
     def __init__(self) -> None:
         self.working: dict[str, bool] = {}

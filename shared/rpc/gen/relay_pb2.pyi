@@ -132,18 +132,20 @@ class Room(_message.Message):
     def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., first_missing_token: _Optional[int] = ..., run_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("serve", "reserve", "room", "published", "cancel")
+    __slots__ = ("serve", "reserve", "room", "published", "cancel", "meet")
     SERVE_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    MEET_FIELD_NUMBER: _ClassVar[int]
     serve: Serve
     reserve: Reserve
     room: Room
     published: Ref
     cancel: Ref
-    def __init__(self, serve: _Optional[_Union[Serve, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., published: _Optional[_Union[Ref, _Mapping]] = ..., cancel: _Optional[_Union[Ref, _Mapping]] = ...) -> None: ...
+    meet: Meet
+    def __init__(self, serve: _Optional[_Union[Serve, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., published: _Optional[_Union[Ref, _Mapping]] = ..., cancel: _Optional[_Union[Ref, _Mapping]] = ..., meet: _Optional[_Union[Meet, _Mapping]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("hello", "commands")
@@ -214,7 +216,7 @@ class Draining(_message.Message):
     def __init__(self, remaining_ms: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("need_room", "room", "started", "token", "published", "ended", "draining")
+    __slots__ = ("need_room", "room", "started", "token", "published", "ended", "draining", "met")
     NEED_ROOM_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,7 @@ class Event(_message.Message):
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    MET_FIELD_NUMBER: _ClassVar[int]
     need_room: Ref
     room: Room
     started: Started
@@ -229,7 +232,8 @@ class Event(_message.Message):
     published: Published
     ended: Ended
     draining: Draining
-    def __init__(self, need_room: _Optional[_Union[Ref, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ...) -> None: ...
+    met: Met
+    def __init__(self, need_room: _Optional[_Union[Ref, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[Token, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., met: _Optional[_Union[Met, _Mapping]] = ...) -> None: ...
 
 class FromWorker(_message.Message):
     __slots__ = ("hello", "events")
@@ -362,3 +366,51 @@ class AuditReply(_message.Message):
     sending_lanes: int
     kept_bytes: int
     def __init__(self, incarnation: _Optional[str] = ..., legs: _Optional[_Iterable[_Union[AuditedLeg, _Mapping]]] = ..., total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_idle_blocks: _Optional[int] = ..., in_use_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., holds: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., shared_blocks: _Optional[int] = ..., problem: _Optional[str] = ..., digests: _Optional[bytes] = ..., expected: _Optional[_Iterable[_Union[Ref, _Mapping]]] = ..., receiving_lanes: _Optional[int] = ..., sending_lanes: _Optional[int] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
+
+class Meet(_message.Message):
+    __slots__ = ("decodes", "prefills")
+    DECODES_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    decodes: _containers.RepeatedCompositeFieldContainer[Peer]
+    prefills: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, decodes: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., prefills: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Met(_message.Message):
+    __slots__ = ("decode", "problem", "setup_ns", "round_trip_ns", "bytes_per_s", "carried_by")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SETUP_NS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_NS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_BY_FIELD_NUMBER: _ClassVar[int]
+    decode: str
+    problem: str
+    setup_ns: int
+    round_trip_ns: int
+    bytes_per_s: float
+    carried_by: str
+    def __init__(self, decode: _Optional[str] = ..., problem: _Optional[str] = ..., setup_ns: _Optional[int] = ..., round_trip_ns: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., carried_by: _Optional[str] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("decode", "prefill", "body_bytes", "rounds")
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    decode: Peer
+    prefill: Peer
+    body_bytes: int
+    rounds: int
+    def __init__(self, decode: _Optional[_Union[Peer, _Mapping]] = ..., prefill: _Optional[_Union[Peer, _Mapping]] = ..., body_bytes: _Optional[int] = ..., rounds: _Optional[int] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("incarnation", "wall_ns", "transport", "lane")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WALL_NS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    wall_ns: int
+    transport: str
+    lane: Met
+    def __init__(self, incarnation: _Optional[str] = ..., wall_ns: _Optional[int] = ..., transport: _Optional[str] = ..., lane: _Optional[_Union[Met, _Mapping]] = ...) -> None: ...
