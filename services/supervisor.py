@@ -112,12 +112,16 @@ class Part:
                 task.cancel()
             await asyncio.gather(ended, ready, return_exceptions=True)
 
+    async def ended(self) -> str:
+        """How the process ended, once it has."""
+        return ending(await self._process.wait()) if self._process else "never started"
+
     async def keep(self, report: Report) -> None:
         """Start the part again whenever it ends; runs until it is cancelled."""
         deaths = 0
         while True:
             since_ns = self._clock.now_ns()
-            how = ending(await self._process.wait()) if self._process else "never started"
+            how = await self.ended()
             steady = self._clock.now_ns() - since_ns > STEADY_S * 1e9
             deaths = 1 if steady else deaths + 1
             delay_s = backoff_s(deaths)
@@ -135,7 +139,7 @@ class Part:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self.spec.grace_s):
                 await process.wait()
@@ -146,9 +150,10 @@ class Part:
     def kill(self) -> None:
         """End the process now."""
         if self._process is not None and self._process.returncode is None:
-            self._signal(signal.SIGKILL)
+            self.signal(signal.SIGKILL)
 
-    def _signal(self, signum: signal.Signals) -> None:
+    def signal(self, signum: signal.Signals) -> None:
+        """To the process that was started last."""
         # Not by the library, which would reap a child that has just ended: asyncio then misses it.
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):

@@ -19,6 +19,7 @@ from kvrelay.services.router.admin import admin_route, legs_page
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.faulty import FaultyRoster
 from kvrelay.services.router.holdings import BlockDirectory
 from kvrelay.services.router.http import Server
 from kvrelay.services.router.links import keep_library
@@ -31,6 +32,7 @@ from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
 from kvrelay.services.router.sweeper import Sweeper
 from kvrelay.services.router.validate import ModelCard, model_card
+from kvrelay.shared.chaos.decide import open_chaos
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.source import resolve_model
 from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
@@ -46,6 +48,7 @@ from kvrelay.shared.store.open_records import OpenRecords
 from kvrelay.shared.store.presence import Presence, Subject
 from kvrelay.shared.store.records import RouterRecord
 from kvrelay.shared.telemetry import log as logs
+from kvrelay.shared.telemetry.chaos import count_chaos
 from kvrelay.shared.telemetry.labels import LedgerResult, WorkerState
 from kvrelay.shared.telemetry.metrics import RouterGauges, RouterMetrics, render
 from kvrelay.shared.telemetry.tracing import Tracing
@@ -98,6 +101,7 @@ async def serve(config: RouterConfig) -> int:
     incarnation = Incarnation(secrets.token_hex(16))
     clock = SystemClock()
     logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
+    chaos = open_chaos(config.chaos, "router", "router")
     listener = bind(config.host, config.port)
     host, port = listener.getsockname()[:2]
     address = "" if is_wildcard(host) else authority(host, port)
@@ -131,7 +135,11 @@ async def serve(config: RouterConfig) -> int:
     )
     membership.prepare = directory.follow
     placement.setup_s = membership.meetings.setup_s
-    dispatcher.join(membership)
+    if chaos is None:
+        dispatcher.join(membership)
+    else:
+        chaos.injected = count_chaos(metrics.registry)
+        dispatcher.join(FaultyRoster(membership, chaos))
     membership.busy = lambda: observer.in_flight > 0
     open_records = OpenRecords(config.redis_url, keys)
     sweeper = Sweeper(open_records, incarnation, membership.addresses, clock)

@@ -60,6 +60,9 @@ class RouterConfig(Settings):
     """Longest time between two tokens of one choice, in seconds."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """After SIGTERM running answers have this many seconds to end."""
+    chaos: str = ""
+    """A chaos plan (YAML file): faults that this router injects into its own work, to prove that
+    nothing comes of them. Empty is none; never set it where people are served."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
 

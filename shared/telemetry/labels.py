@@ -94,3 +94,7 @@ class TransferFault(StrEnum):
     STALE = "stale"
     TIMEOUT = "timeout"
     REFUSED = "refused"
+    DUPLICATE = "duplicate"
+    """A chunk that had come already."""
+    GAP = "gap"
+    """A chunk before its turn: one before it was lost or is late."""

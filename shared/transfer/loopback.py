@@ -8,100 +8,18 @@ an injected `sleep`, so a virtual clock can own them. Without a plan nothing is 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from kvrelay.shared.errors import PeerLost, TransferError
+from kvrelay.shared.transfer.faults import Fate, FaultPlan, Message, damaged, no_faults
 from kvrelay.shared.transfer.mailbox import Mailbox
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
 
 SCHEME: Final = "loopback"
 Sleep: TypeAlias = Callable[[float], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message under way."""
-
-    sender: Address
-    receiver: Address
-    tag: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What becomes of one message."""
-
-    copies: int = 1
-    """0 loses it, 2 delivers it twice."""
-    delay_s: float = 0.0
-    overtaken: bool = False
-    """Later messages of the same link do not wait for its delay."""
-    keep_bytes: int | None = None
-    """Deliver only so many of its first bytes."""
-    flip_bit: int | None = None
-
-
-FaultPlan: TypeAlias = Callable[[Message], Fate]
-
-
-def no_faults(message: Message) -> Fate:
-    return Fate()
-
-
-@dataclass(frozen=True, slots=True)
-class FaultRates:
-    """How often, in 0..1 of all messages, each fault happens."""
-
-    drop: float = 0.0
-    duplicate: float = 0.0
-    delay: float = 0.0
-    reorder: float = 0.0
-    truncate: float = 0.0
-    flip: float = 0.0
-    max_delay_s: float = 0.05
-
-
-def seeded_faults(seed: int, rates: FaultRates) -> FaultPlan:
-    """A plan that depends on the seed and the order of messages alone."""
-    rng = random.Random(seed)
-
-    def decide(message: Message) -> Fate:
-        # Every message draws the same numbers, so that one rate does not shift another's faults.
-        hits = [
-            rng.random() < rate
-            for rate in (
-                rates.drop,
-                rates.duplicate,
-                rates.delay,
-                rates.reorder,
-                rates.truncate,
-                rates.flip,
-            )
-        ]
-        delay, place = rng.random() * rates.max_delay_s, rng.random()
-        drop, duplicate, late, overtaken, truncate, flip = hits
-        size = len(message.data)
-        return Fate(
-            copies=0 if drop else 2 if duplicate else 1,
-            delay_s=delay if late or overtaken else 0.0,
-            overtaken=overtaken,
-            keep_bytes=int(place * size) if truncate and size else None,
-            flip_bit=int(place * size * 8) if flip and size else None,
-        )
-
-    return decide
-
-
-def _damaged(message: Message, fate: Fate) -> bytes:
-    data = bytearray(message.data)
-    if fate.flip_bit is not None:
-        data[fate.flip_bit // 8] ^= 1 << fate.flip_bit % 8
-    return bytes(data[: fate.keep_bytes])
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +82,7 @@ class LoopbackHub:
         if fate.delay_s > 0:
             await self.sleep(fate.delay_s)
         for _ in range(fate.copies):
-            await self._deliver(message, _damaged(message, fate))
+            await self._deliver(message, damaged(message.data, fate))
 
     async def _deliver(self, message: Message, data: bytes) -> None:
         while (mailbox := self.mailboxes.get(message.receiver)) is not None:

@@ -10,30 +10,26 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from kvrelay import __version__
-from kvrelay.shared.checkpoint.config import ModelConfig, read_config
-from kvrelay.shared.checkpoint.source import ModelSource, resolve_model, weights_id
-from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
+from kvrelay.shared.chaos.decide import open_chaos
 from kvrelay.shared.clock import SystemClock
-from kvrelay.shared.engine.policy import POLICIES
-from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import ConfigError, KvrelayError
-from kvrelay.shared.kv.prefix import group_of
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.ports import authority, check_listen
-from kvrelay.shared.rpc.convert import PROTOCOL, SERVER_OPTIONS
+from kvrelay.shared.rpc.convert import SERVER_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
 from kvrelay.shared.store.blocks import BlockLog
 from kvrelay.shared.store.keys import Keys
 from kvrelay.shared.store.presence import Presence, Subject
 from kvrelay.shared.store.records import LoadRecord, WorkerRecord
 from kvrelay.shared.telemetry import log as logs
+from kvrelay.shared.telemetry.chaos import count_chaos
 from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
 from kvrelay.shared.telemetry.scrape import serve_metrics
 from kvrelay.shared.telemetry.tracing import Tracing
@@ -41,9 +37,19 @@ from kvrelay.shared.transfer.open import open_transport
 from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.types import Incarnation
 from kvrelay.shared.worker.affinity import apply_affinity, parse_cpus
-from kvrelay.shared.worker.capacity import Capacity, worker_capacity
 from kvrelay.shared.worker.config import WorkerConfig
 from kvrelay.shared.worker.drain import Drain
+from kvrelay.shared.worker.facts import (
+    Describe,
+    Facts,
+    Ports,
+    fingerprint_of,
+    limits_of,
+    read_facts,
+    recorder,
+)
+from kvrelay.shared.worker.faulty import FaultyOutbox
+from kvrelay.shared.worker.outbox import Outbox
 from kvrelay.shared.worker.probes import grpc_health, http_probes
 from kvrelay.shared.worker.recording import recording
 from kvrelay.shared.worker.servicer import WorkerServicer
@@ -80,27 +86,6 @@ def compute_environment(threads: int, environ: Mapping[str, str]) -> dict[str, s
     return {name: value for name, value in defaults.items() if name not in environ}
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of this worker before it opens a port."""
-
-    source: ModelSource
-    model: ModelConfig
-    tokenizer: TokenizerInfo
-    capacity: Capacity
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where the process can be reached; each incarnation has a transfer address of its own."""
-
-    grpc: str
-    metrics: str
-
-
-Describe = Callable[[Incarnation, Address], WorkerRecord]
-
-
 class Worker:
     """One worker process. `serve` is its life; a session is one incarnation in it."""
 
@@ -120,8 +105,11 @@ class Worker:
     async def serve(self) -> int:
         config = self._config
         record = recording(config, self._name)
+        chaos = open_chaos(config.chaos, self._name, config.role)
         facts = await asyncio.to_thread(read_facts, config)
         metrics = WorkerMetrics(self._gauges, self._info())
+        if chaos is not None:
+            chaos.injected = count_chaos(metrics.registry)
         probes = http_probes(asyncio.get_running_loop(), self._ailment)
         metrics_port, close_metrics = serve_metrics(
             metrics.registry, config.host, config.metrics_port, probes
@@ -129,7 +117,7 @@ class Worker:
         compute = await asyncio.to_thread(computing, facts, config)
         log.info(facts.capacity.describe())
         transport = open_transport(
-            config.transport, host=config.host, advertise=config.advertise_host
+            config.transport, host=config.host, advertise=config.advertise_host, chaos=chaos
         )
         transfer = await transport.listen()
         log.info("the relay runs over %s", transport.describe())
@@ -158,7 +146,11 @@ class Worker:
             record=record,
         )
         session = self._session = Session(self._incarnation, machinery)
-        servicer = WorkerServicer(session.node, self._begin_drain)
+        servicer = WorkerServicer(
+            session.node,
+            self._begin_drain,
+            outbox=Outbox if chaos is None else partial(FaultyOutbox, chaos),
+        )
         server, port = await self._listen(servicer)
         ports = Ports(
             authority(config.advertised_host, port),
@@ -332,66 +324,3 @@ def computing(facts: Facts, config: WorkerConfig) -> Compute:
 
     settings = ComputeSettings(config.kernels, config.compute_threads, facts.tokenizer.vocab_size)
     return load_compute(facts.source, facts.model, facts.capacity, settings)
-
-
-def read_facts(config: WorkerConfig) -> Facts:
-    """Everything that can be wrong with the settings is found here, before any weight is read."""
-    source = resolve_model(config.model)
-    model = read_config(source)
-    capacity = worker_capacity(config, model)
-    return Facts(source, model, load_tokenizer(source.path), capacity)
-
-
-def fingerprint_of(facts: Facts, config: WorkerConfig, numerics: str) -> dict[str, str]:
-    """What two workers must have in common to continue each other's work (L12)."""
-    model = facts.model
-    return {
-        "protocol": str(PROTOCOL),
-        "layout": f"{model.layers}x{model.kv_heads}x{model.head_dim}",
-        "dtype": config.dtype,
-        "block_size": str(config.block_size),
-        "weights": weights_id(facts.source),
-        "tokenizer": facts.tokenizer.identity,
-        "numerics": numerics,
-    }
-
-
-def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]) -> EngineLimits:
-    return EngineLimits(
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.step_tokens,
-        max_model_len=facts.capacity.max_model_len,
-        vocab_size=facts.model.vocab,
-        salt=group_of(fingerprint),
-        policy=POLICIES[config.scheduling_policy],
-    )
-
-
-def recorder(
-    facts: Facts,
-    config: WorkerConfig,
-    name: str,
-    fingerprint: Mapping[str, str],
-    ports: Ports,
-) -> Describe:
-    """The registration record of any incarnation of this process."""
-
-    def describe(incarnation: Incarnation, transfer: Address) -> WorkerRecord:
-        return WorkerRecord(
-            incarnation=incarnation,
-            role=config.role,
-            name=name,
-            model=config.model,
-            grpc_address=ports.grpc,
-            metrics_address=ports.metrics,
-            transfer_scheme=transfer.scheme,
-            transfer_address=transfer.value,
-            fingerprint=fingerprint,
-            block_size=config.block_size,
-            pool_blocks=facts.capacity.blocks,
-            max_model_len=facts.capacity.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-        )
-
-    return describe

@@ -87,6 +87,9 @@ class WorkerConfig(Settings):
     """After SIGTERM running answers have this many seconds to end, or to move to other workers."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
+    chaos: str = ""
+    """A chaos plan (YAML file): faults that this worker injects into its own work, to prove that
+    nothing comes of them. Empty is none; never set it where people are served."""
     record: str = ""
     """Folder to write a record of the engine's every decision to, for `kvrelay replay`; empty is
     none. A record holds the token ids of all prompts and answers: what people wrote."""

@@ -53,6 +53,8 @@ class Landing:
     """Where one attempt's chunks go."""
 
     expect: Expect
+    next_token: int
+    """Where the next chunk begins."""
     writing: bool = False
     """A body is being received into the blocks."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +112,7 @@ class Receiver:
 
     def expect(self, expect: Expect, writer: PeerInfo) -> None:
         """Accept chunks of this attempt from this writer."""
-        self._landings[expect.ref.nonce] = Landing(expect)
+        self._landings[expect.ref.nonce] = Landing(expect, expect.first_missing)
         self.meet(writer)
 
     def meet(self, writer: PeerInfo) -> None:
@@ -214,13 +216,7 @@ class Receiver:
 
     async def _chunk(self, peer: Peer, header: ChunkHeader, writer: PeerInfo) -> None:
         """Receive the body of one chunk, wherever it belongs."""
-        landing = self._landings.get(header.ref.nonce)
-        problem = self._misfit(landing, header, writer)
-        into = landing if problem is None else None
-        if landing is None:
-            self._metrics.transfer_failed(TransferFault.STALE)
-        elif problem is not None:
-            self._failed(landing, TransferFault.REFUSED, problem)
+        into = self._admit(header, writer)
         if into is not None:
             into.begin()
         begun_ns = time.monotonic_ns()
@@ -238,11 +234,31 @@ class Receiver:
             self._failed(into, TransferFault.TIMEOUT, late)
         else:
             if into is not None:
+                into.next_token = header.token_end
                 elapsed_s = (time.monotonic_ns() - begun_ns) / 1e9
                 self._arrived(into.expect, header, received, elapsed_s)
         finally:
             if into is not None:
                 into.finish()
+
+    def _admit(self, header: ChunkHeader, writer: PeerInfo) -> Landing | None:
+        """Where the chunk may be written; None for nowhere, and why is counted and told."""
+        landing = self._landings.get(header.ref.nonce)
+        if landing is None:
+            self._metrics.transfer_failed(TransferFault.STALE)
+            return None
+        problem = self._misfit(landing, header, writer)
+        if problem is not None:
+            self._failed(landing, TransferFault.REFUSED, problem)
+            return None
+        if header.token_start < landing.next_token:
+            self._metrics.transfer_failed(TransferFault.DUPLICATE)  # it does no harm
+            return None
+        if header.token_start > landing.next_token:
+            problem = f"chunk {header.chunk} does not follow token {landing.next_token}"
+            self._failed(landing, TransferFault.GAP, problem)
+            return None
+        return landing
 
     @contextmanager
     def _cut_later(self, writer: str) -> Iterator[None]:
@@ -279,10 +295,8 @@ class Receiver:
             ChunkArrived(expect.ref, header.token_start, header.token_end, header.last, token)
         )
 
-    def _misfit(self, landing: Landing | None, header: ChunkHeader, writer: PeerInfo) -> str | None:
+    def _misfit(self, landing: Landing, header: ChunkHeader, writer: PeerInfo) -> str | None:
         """Why this chunk may not be written where it asks to be (None: it may)."""
-        if landing is None:
-            return "stale"
         expect, size = landing.expect, landing.expect.block_size
         first = (header.token_start - expect.first_missing) // size
         blocks = -(-(header.token_end - header.token_start) // size)

@@ -48,11 +48,11 @@ class Commanded(Protocol):
 class _Stream:
     """One router's, from hello to end."""
 
-    def __init__(self, router: str, owner: str, silence: SilenceWatch) -> None:
+    def __init__(self, router: str, owner: str, silence: SilenceWatch, outbox: Outbox) -> None:
         self.router = router
         self.owner = owner
         self.silence = silence
-        self.outbox = Outbox()
+        self.outbox = outbox
         self.commanded = asyncio.Event()
 
 
@@ -62,10 +62,12 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
         node: Commanded,
         drain: Callable[[float | None], None],
         clock: Clock | None = None,
+        outbox: Callable[[], Outbox] = Outbox,
     ) -> None:
         """`drain`: begin to, with at most so many seconds; None for the configured ones."""
         self._node = node
         self._drain = drain
+        self._outbox = outbox
         self._clock = clock or SystemClock()
         self._numbers = itertools.count()
         self._streams: set[_Stream] = set()
@@ -86,7 +88,7 @@ class WorkerServicer(relay_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the engine makes no progress")
         owner = f"{hello.router}/{next(self._numbers)}"
         silence = SilenceWatch(hello.beat_ms * 1_000_000, self._clock.now_ns())
-        stream = _Stream(hello.router, owner, silence)
+        stream = _Stream(hello.router, owner, silence, self._outbox())
         self._streams.add(stream)
         node.attach(owner, stream.outbox)
         reader = asyncio.create_task(self._read(node, stream, context))

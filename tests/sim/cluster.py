@@ -17,11 +17,14 @@ from tests.sim.virtual import VirtualClock
 
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.faulty import FaultyRoster
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.policy import LiveWorker
 from kvrelay.services.router.route import Mode
 from kvrelay.services.router.running import RunningRequest
+from kvrelay.shared.chaos.decide import Chaos, Injected
+from kvrelay.shared.chaos.plan import ChaosPlan
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.plan import Plan
@@ -42,6 +45,7 @@ from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.types import Incarnation, Role, ValidRequest
 from kvrelay.shared.worker.drain import Drain
+from kvrelay.shared.worker.faulty import FaultyOutbox
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.outbox import Outbox
@@ -132,7 +136,7 @@ class SimWorker:
         self.node.connect(self.loop, self.sender, self.receiver)  # type: ignore[arg-type]
         self.name = f"{role}-{number}"
         self._blocks = blocks
-        self._outbox = Outbox()
+        self._outbox = cluster.outbox(self.name, role)
         # A stream keeps its order, and timers of one moment do not.
         self._commands: deque[pb.Command] = deque()
         self._events: deque[pb.Event] = deque()
@@ -249,8 +253,17 @@ class Shape:
 class SimCluster:
     """Also the router's roster of workers."""
 
-    def __init__(self, rng: random.Random, hub: LoopbackHub, shape: Shape) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        hub: LoopbackHub,
+        shape: Shape,
+        plan: ChaosPlan | None = None,
+        injected: Injected = lambda step, fault: None,
+    ) -> None:
         self.rng = rng
+        self.plan = plan
+        self._injected = injected
         self.hub = hub
         self.clock = VirtualClock(asyncio.get_running_loop())
         self.workers: dict[str, SimWorker] = {}
@@ -266,7 +279,14 @@ class SimCluster:
         admission = Admission(10_000, 1e6, self.clock)
         self.placement = Placement(NoStore(), Pools(self), self.clock, "router", shape.route)
         self.dispatcher = Dispatcher(self.placement, admission, self.observer, deadlines)
-        self.dispatcher.join(self)
+        chaos = plan and Chaos(plan, "router", "router", injected)
+        self.dispatcher.join(FaultyRoster(self, chaos) if chaos else self)
+
+    def outbox(self, part: str, role: Role) -> Outbox:
+        """Of a worker's stream to the router."""
+        if self.plan is None:
+            return Outbox()
+        return FaultyOutbox(Chaos(self.plan, part, role, self._injected))
 
     async def start(self) -> None:
         shape = self._shape

@@ -14,7 +14,8 @@ from tests.sim.virtual import run_virtual
 from kvrelay.services.router import choreography
 from kvrelay.shared.errors import WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
-from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_faults
+from kvrelay.shared.transfer.faults import FaultRates, seeded_faults
+from kvrelay.shared.transfer.loopback import LoopbackHub
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
 from kvrelay.shared.worker.leftovers import LINGER_S
 

@@ -14,7 +14,8 @@ from tests.sim.virtual import run_virtual
 
 from kvrelay.services.router.route import Mode
 from kvrelay.shared.telemetry.labels import RouteKind
-from kvrelay.shared.transfer.loopback import FaultRates, LoopbackHub, seeded_faults
+from kvrelay.shared.transfer.faults import FaultRates, seeded_faults
+from kvrelay.shared.transfer.loopback import LoopbackHub
 from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
 
 BLOCKS = 400

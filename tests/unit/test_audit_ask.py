@@ -21,6 +21,7 @@ from kvrelay.services.audit.ask import Absent, Silent, ask_router, ask_worker
 from kvrelay.services.audit.config import AuditConfig
 from kvrelay.services.router.admin import admin_route, legs_page
 from kvrelay.services.router.http import Server
+from kvrelay.services.sources import ALL_SETTINGS
 from kvrelay.services.valkey import free_port
 from kvrelay.shared import config as settings
 from kvrelay.shared.errors import ConfigError
@@ -153,7 +154,7 @@ def test_the_routers_table_of_a_file_is_no_address(tmp_path: Path) -> None:
     file = tmp_path / "kvrelay.toml"
     file.write_text('redis = "redis://10.0.0.5:1/0"\n[router]\nport = 8123\n')
     sources = settings.read_sources({"config": str(file)}, {})
-    settings.check_known(sources, cli.ALL_SETTINGS)
+    settings.check_known(sources, ALL_SETTINGS)
     config = settings.resolve(AuditConfig, sources).config
     assert (config.routers, config.redis_url) == ((), "redis://10.0.0.5:1/0")
 

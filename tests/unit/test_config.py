@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kvrelay.services.cli import ALL_SETTINGS
 from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.sources import ALL_SETTINGS
 from kvrelay.shared.config import Settings, check_known, masked, read_sources, resolve
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.types import Role

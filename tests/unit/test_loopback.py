@@ -7,15 +7,8 @@ import asyncio
 import pytest
 
 from kvrelay.shared.errors import CorruptFrame, PeerLost
-from kvrelay.shared.transfer.loopback import (
-    Fate,
-    FaultPlan,
-    FaultRates,
-    LoopbackHub,
-    LoopbackTransport,
-    Message,
-    seeded_faults,
-)
+from kvrelay.shared.transfer.faults import Fate, FaultPlan, FaultRates, Message, seeded_faults
+from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.transfer.protocol import Address, Peer
 
 A, B = Address("loopback", b"1"), Address("loopback", b"2")

@@ -1,0 +1,155 @@
+"""Chaos plans on virtual time: the same objects that `kvrelay chaos` runs on real processes.
+
+Rules act where they do in life: on chunks, commands and events. Of the process actions a worker's
+`kill` is what the simulation has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.sim.cluster import Shape, SimCluster, SimWorker
+from tests.sim.model import reference
+from tests.sim.test_cluster import SEEDS, make_request
+from tests.sim.virtual import run_virtual
+
+from kvrelay.shared.chaos.decide import Chaos, fraction
+from kvrelay.shared.chaos.plan import (
+    Action,
+    ChaosPlan,
+    Fault,
+    ProcessAction,
+    Step,
+    load_plan,
+    parse_plan,
+)
+from kvrelay.shared.errors import KvrelayError
+from kvrelay.shared.transfer.faults import planned_faults
+from kvrelay.shared.transfer.loopback import LoopbackHub
+from kvrelay.shared.types import Role
+
+PLANS = Path(__file__).parents[2] / "loadtests" / "chaos"
+LATE = """
+rules:
+  - {step: need_room, fault: reorder, rate: 0.1, delay_s: 0.02}
+  - {step: room_given, fault: delay, rate: 0.3, delay_s: 0.1}
+  - {step: started, fault: reorder, rate: 0.2, delay_s: 0.05}
+  - {step: token, fault: reorder, rate: 0.1, delay_s: 0.05}
+  - {step: token, fault: duplicate, rate: 0.1}
+  - {step: published_out, fault: delay, rate: 0.3, delay_s: 0.2}
+  - {step: ended, fault: duplicate, rate: 0.3}
+  - {step: cancel, fault: delay, rate: 0.5, delay_s: 0.3}
+  - {step: cancel, fault: duplicate, rate: 0.5}
+  - {step: room, fault: delay, rate: 0.3, delay_s: 0.1}
+  - {step: published, fault: duplicate, rate: 0.3}
+processes:
+  - {action: kill, part: worker, every_s: 3, limit: 2}
+"""
+LOST = """
+rules:
+  - {step: %s, fault: drop, rate: 0.1}
+"""
+DROPPABLE = ("serve", "reserve", "room", "need_room", "room_given", "started", "token")
+"""Of these the router's own deadline ends the wait."""
+
+
+def rougher(plan: ChaosPlan, times: float) -> ChaosPlan:
+    """With each fault so much more often: a life here has few chunks."""
+    rules = [rule.model_copy(update={"rate": (rule.rate or 0) * times}) for rule in plan.rules]
+    return plan.model_copy(update={"rules": tuple(rules)})
+
+
+async def life(seed: int, plan: ChaosPlan) -> list[str]:
+    """40 requests: each has its right answer or one clean error; gives the errors."""
+    rng = random.Random(seed)
+    plan = plan.model_copy(update={"seed": seed})
+    injected: Counter[str] = Counter()
+
+    def count(step: Step, fault: Fault) -> None:
+        injected[f"{step} {fault}"] += 1
+
+    hub = LoopbackHub(planned_faults(Chaos(plan, "hub", Role.PREFILL, count)))
+    cluster = SimCluster(rng, hub, Shape(), plan, count)
+    await cluster.start()
+    whole = 0
+    failures: list[str] = []
+
+    async def client(number: int) -> None:
+        nonlocal whole
+        await asyncio.sleep(rng.random() * 5)
+        request = make_request(rng, number, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+        try:
+            answers = await cluster.ask(request, None)
+        except KvrelayError as error:
+            failures.append(str(error))
+            return
+        for spec, answer in zip(request.legs, answers, strict=True):
+            sampling = spec.sampling
+            expected = reference(spec.prompt, sampling.max_tokens, sampling.seed, spec.choice)
+            assert answer == expected, f"seed {seed}, {spec.leg}: a wrong token"
+        whole += 1
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(40):
+            group.create_task(client(number))
+        for number, action in enumerate(plan.processes):
+            group.create_task(perform(cluster, number, action))
+    ended_s = asyncio.get_running_loop().time()
+    assert whole + len(failures) == 40
+    await asyncio.sleep(5.0)
+    assert cluster.observer.in_flight == 0
+    await leave(cluster)
+    assert injected, "the plan was followed"
+    assert ended_s < 300, "virtual time: no wait is longer than its deadlines"
+    return failures
+
+
+async def leave(cluster: SimCluster) -> None:
+    """Nothing is held at rest."""
+    for worker in cluster.workers.values():
+        counts = worker.engine.state.pool.counts()
+        assert (counts.in_use, counts.quarantined) == (0, 0), f"{worker.name} leaks"
+    await cluster.stop()
+    await cluster.hub.close()
+
+
+async def perform(cluster: SimCluster, number: int, action: ProcessAction) -> None:
+    """The kills of a plan, each of a worker that is whole and not the last of its role."""
+    assert action.action == (Action.KILL,) and action.every_s and action.limit
+    for count in range(action.limit):
+        await asyncio.sleep(action.every_s)
+        victims = [w for w in cluster.workers.values() if w.open and spared(cluster, w)]
+        at = int(fraction(cluster.plan and cluster.plan.seed, number, count) * len(victims))
+        await cluster.kill_and_restart(victims[at], 0.5)
+
+
+def spared(cluster: SimCluster, worker: SimWorker) -> bool:
+    return sum(w.open and w.role is worker.role for w in cluster.workers.values()) > 1
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_faults_of_chunks_cost_time_and_never_a_token(seed: int) -> None:
+    failures = run_virtual(lambda: life(seed, rougher(load_plan(PLANS / "transfer.yaml"), 5)))
+    assert len(failures) <= 4
+    assert all(failure.startswith("given up after 4 attempts: ") for failure in failures)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_what_is_late_twice_or_overtaken_costs_no_answer(seed: int) -> None:
+    assert run_virtual(lambda: life(seed, parse_plan(LATE, "late"))) == []
+
+
+@pytest.mark.parametrize("step", DROPPABLE)
+@pytest.mark.parametrize("seed", range(max(1, SEEDS // 4)))
+def test_what_is_lost_ends_its_request_by_a_deadline(seed: int, step: str) -> None:
+    run_virtual(lambda: life(seed, parse_plan(LOST % step, step)))
+
+
+def test_the_same_seed_gives_the_same_life() -> None:
+    plan = rougher(load_plan(PLANS / "transfer.yaml"), 5)
+    lives = [run_virtual(lambda: life(2, plan)) for _ in range(2)]
+    assert len(lives[0]) == len(lives[1])
