@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ from kvrelay.shared.types import ValidRequest
 log = logging.getLogger(__name__)
 
 NONCE_BITS = 48
+NOBODY_S = 5.0
+"""Workers that died are mostly back, or replaced, within this time: so long a request waits for
+somebody who can serve it at all, rather than being refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Dispatcher:
         self.draining = False
         self._drains = Drains(self)
         self._one_ended = asyncio.Event()
+        self._served_s = -math.inf
+        """When there last was somebody who could serve, in the loop's time."""
         self._leaving = Leaving(observer.metrics.freed, observer.clock.now_ns)
 
     def join(self, roster: Roster) -> None:
@@ -117,7 +123,7 @@ class Dispatcher:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
         if self.draining:
             raise Unavailable("the server is shutting down")
-        if not policy.candidates(self._drains.staying(self._roster.live()), frozenset()):
+        if not self._somebody() and self._nobody_for_s() >= NOBODY_S:
             raise Unavailable(self.readiness().missing)
         self._admission.enter(len(request.legs))
         self._roster.look()
@@ -165,6 +171,7 @@ class Dispatcher:
         found = self._legs.get(ref.leg)
         if found is None:  # over for everybody, its cancel is on the way; or not about a leg
             if event.WhichOneof("kind") == "draining":
+                self._note_somebody()
                 self._drains.begin(worker, event.draining.remaining_ms / 1e3)
             return
         running, leg = found
@@ -174,6 +181,7 @@ class Dispatcher:
 
     def on_lost(self, worker: str) -> None:
         self._leaving.lost(worker)
+        self._note_somebody()
         self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
         self._drains.over(worker)
         for running, leg in [*self._legs.values()]:
@@ -302,9 +310,32 @@ class Dispatcher:
         self, running: RunningRequest, machine: LegMachine, excluded: frozenset[str]
     ) -> Route:
         while not (found := self._candidates(running, excluded)):
-            await self._roster.wait_change()
+            await self._change(machine)
         running.group = found.group
         return await self._placement.place(machine, found)
+
+    async def _change(self, machine: LegMachine) -> None:
+        """Until the view may have changed. What no worker has begun is not kept for long."""
+        try:
+            async with asyncio.timeout(
+                NOBODY_S - self._nobody_for_s() if machine.attempt < 0 else None
+            ):
+                await self._roster.wait_change()
+        except TimeoutError:
+            if not self._somebody():
+                raise Unavailable(self.readiness().missing) from None
+
+    def _somebody(self) -> bool:
+        found = policy.candidates(self._drains.staying(self._roster.live()), frozenset())
+        if found:
+            self._note_somebody()
+        return bool(found)
+
+    def _note_somebody(self) -> None:
+        self._served_s = asyncio.get_running_loop().time()
+
+    def _nobody_for_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._served_s
 
     def _candidates(self, running: RunningRequest, excluded: frozenset[str]) -> policy.Candidates:
         """All legs of a request, at every attempt, are computed by workers of one group."""

@@ -12,11 +12,12 @@ from tests.sim.model import VOCAB, reference
 from tests.sim.virtual import run_virtual
 
 from kvrelay.services.router import choreography
-from kvrelay.shared.errors import WorkerFailed
+from kvrelay.services.router.dispatch import NOBODY_S
+from kvrelay.shared.errors import Unavailable, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.transfer.faults import FaultRates, seeded_faults
 from kvrelay.shared.transfer.loopback import LoopbackHub
-from kvrelay.shared.types import LegSpec, SamplingParams, ValidRequest
+from kvrelay.shared.types import LegSpec, Role, SamplingParams, ValidRequest
 from kvrelay.shared.worker.leftovers import LINGER_S
 
 SEEDS = int(os.environ.get("KVRELAY_TEST_SEEDS", "4"))
@@ -141,6 +142,42 @@ def test_unsplit_answers_are_the_same(seed: int) -> None:
 def test_answers_are_the_same_wherever_prompts_are_computed(seed: int) -> None:
     shape = Shape(route="local" if seed % 3 == 2 else "auto")
     run_virtual(lambda: life(seed, shape, CALM, kills=2))
+
+
+def test_a_request_waits_a_little_for_workers_that_are_just_gone() -> None:
+    """And is refused when they stay away, as is at once who comes after that."""
+
+    async def scene() -> None:
+        rng = random.Random(4)
+        loop = asyncio.get_running_loop()
+        cluster = SimCluster(rng, LoopbackHub(seeded_faults(1, CALM)), Shape(decodes=1))
+        await cluster.start()
+        (decode,) = (w for w in cluster.workers.values() if w.role is Role.DECODE)
+        back = asyncio.create_task(cluster.kill_and_restart(decode, NOBODY_S - 2.0))
+        await asyncio.sleep(1.5)  # it is missed by now
+        assert cluster.dispatcher.readiness().missing
+        request = make_request(rng, 1, [1])
+        assert all(await answered(cluster, request)), "it came back in time"
+        await back
+        (decode,) = (w for w in cluster.workers.values() if w.role is Role.DECODE)
+        gone = asyncio.create_task(cluster.kill_and_restart(decode, 3600.0))
+        await asyncio.sleep(1.5)
+        begun_s = loop.time()
+        with pytest.raises(Unavailable, match="no decode worker is alive"):
+            await answered(cluster, make_request(rng, 2, [1]))
+        assert loop.time() - begun_s == pytest.approx(NOBODY_S - 0.5, abs=0.1)
+        with pytest.raises(Unavailable):
+            cluster.dispatcher.generate(make_request(rng, 3, [1]))
+        assert cluster.observer.in_flight == 0
+        await gone
+        await cluster.stop()
+        await cluster.hub.close()
+
+    async def answered(cluster: SimCluster, request: ValidRequest) -> list[int]:
+        generation = cluster.dispatcher.generate(request)
+        return [event.token async for event in generation]
+
+    run_virtual(scene)
 
 
 def test_the_same_seed_gives_the_same_life() -> None:
