@@ -67,6 +67,11 @@ class ChaosCluster:
         valkey = EmbeddedValkey(server_binary(), free_port(), scratch)
         self.redis = Kept(self._part(REDIS, REDIS, valkey.command, dict(os.environ), valkey))
         here = {"redis_url": valkey.url}
+        self.audit = (
+            *(*PROGRAM, "audit", "--json"),
+            *("--redis", valkey.url, "--cluster", deployment.router.cluster),
+        )
+        """The command that finds what has no owner."""
         self.workers = [
             self._service(c.name, c.role.value, c.model_copy(update=here))
             for c in worker_configs(deployment)

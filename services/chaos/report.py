@@ -62,6 +62,7 @@ class Outcome:
             )
         if rest.leaked_blocks or rest.holders:
             found.append(f"leaked: {rest.leaked_blocks} blocks {list(rest.holders)}")
+        found += [f"audit: {line}" for line in rest.audit[:SHOWN]]
         found += [f"off its baseline: {name} is {value:g}" for name, value in rest.gauges.items()]
         for name, (size, descriptors, threads) in self.growth().items():
             if size > GROWTH_BYTES or max(descriptors, threads) > GROWTH_COUNT:
@@ -90,6 +91,7 @@ class Outcome:
             "leaked_blocks": self.rest.leaked_blocks,
             "holders": list(self.rest.holders),
             "gauges_off": self.rest.gauges,
+            "audit": list(self.rest.audit),
             "actions": dict(self.actions),
             "faults": dict(self.faults),
             "growth": {name: list(grown) for name, grown in self.growth().items()},

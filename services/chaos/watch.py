@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections import Counter
@@ -111,6 +112,8 @@ class Rest:
     holders: tuple[str, ...]
     gauges: dict[str, float]
     """Those off their baseline."""
+    audit: tuple[str, ...]
+    """What has no owner, in the words of `kvrelay audit`."""
 
 
 async def at_rest(cluster: ChaosCluster, limit_s: float = 5.0) -> Rest:
@@ -122,7 +125,20 @@ async def at_rest(cluster: ChaosCluster, limit_s: float = 5.0) -> Rest:
         gauges = await held(cluster)
     took_s = time.monotonic() - begun_s
     blocks, holders = await leaked(cluster)
-    return Rest(took_s, blocks, holders, gauges)
+    return Rest(took_s, blocks, holders, gauges, await audited(cluster))
+
+
+async def audited(cluster: ChaosCluster) -> tuple[str, ...]:
+    """What `kvrelay audit` finds, and whom it could not ask."""
+    process = await asyncio.create_subprocess_exec(
+        *cluster.audit, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    said, errors = await process.communicate()
+    if not said:
+        return (errors.decode(errors="replace").strip() or f"exit code {process.returncode}",)
+    report = json.loads(said)
+    found = [f"{each['where']}: {each['what']}" for each in report["findings"]]
+    return (*found, *(f"{each['who']} not asked: {each['why']}" for each in report["unasked"]))
 
 
 async def held(cluster: ChaosCluster) -> dict[str, float]:

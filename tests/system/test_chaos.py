@@ -38,7 +38,6 @@ def test_300_requests_end_once_and_right_while_workers_router_and_redis_go() -> 
     assert {"restart", "stop", "kill"} <= kinds
     assert {"restart router", "stop redis", "kill redis"} <= set(found["actions"])
     assert sum(found["actions"].values()) >= 6, "workers were hurt, too"
-    assert all(took["max"] < 2.0 for took in found["noticed_s"].values())
 
 
 def test_faults_on_the_wire_are_counted_and_cost_no_answer() -> None:
