@@ -52,6 +52,11 @@ class WorkerFailed(KvrelayError):
     """A worker could not go on with a leg, and no other worker could continue it."""
 
 
+class TokenConflict(WorkerFailed):
+    """Two workers gave one output index different tokens: the answer is void, and one of them is
+    not what its fingerprint says."""
+
+
 class TransferError(KvrelayError):
     """The relay between two workers failed; the leg can be continued elsewhere."""
 

@@ -19,7 +19,12 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kvrelay.services.router.generation import TokenEvent
-from kvrelay.shared.errors import DeadlineExceeded, KvrelayError, WorkerFailed
+from kvrelay.shared.errors import (
+    DeadlineExceeded,
+    KvrelayError,
+    TokenConflict,
+    WorkerFailed,
+)
 from kvrelay.shared.rpc.convert import finish_from_wire, leg_to_wire, ref_from_wire, ref_to_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.labels import AttemptCause
@@ -286,7 +291,7 @@ class LegMachine:
         if token.index < len(self.tokens):
             if self.tokens[token.index] != token.token:
                 self._finish(
-                    WorkerFailed(f"token {token.index} came with two values; the answer is void")
+                    TokenConflict(f"token {token.index} came with two values; the answer is void")
                 )
             return
         self._early.setdefault(token.index, token)

@@ -12,6 +12,7 @@ from kvrelay.shared.errors import (
     KvrelayError,
     Overloaded,
     RequestError,
+    TokenConflict,
     Unavailable,
 )
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
@@ -32,6 +33,7 @@ OUTCOMES: tuple[tuple[type[KvrelayError], Outcome], ...] = (
     (Overloaded, Outcome.OVERLOADED),
     (Unavailable, Outcome.UNAVAILABLE),
     (DeadlineExceeded, Outcome.DEADLINE),
+    (TokenConflict, Outcome.CONFLICT),
     (KvrelayError, Outcome.FAILED),
 )
 

@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     DEADLINE = "deadline"
+    CONFLICT = "token_conflict"
     FAILED = "failed"
 
 

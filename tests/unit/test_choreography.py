@@ -19,9 +19,10 @@ from kvrelay.services.router.choreography import (
     WorkerEnd,
 )
 from kvrelay.services.router.generation import TokenEvent
-from kvrelay.shared.errors import DeadlineExceeded, WorkerFailed
+from kvrelay.services.router.observe import outcome_of
+from kvrelay.shared.errors import DeadlineExceeded, TokenConflict, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
-from kvrelay.shared.telemetry.labels import AttemptCause
+from kvrelay.shared.telemetry.labels import AttemptCause, Outcome
 from kvrelay.shared.types import FinishReason, LegSpec, SamplingParams
 
 
@@ -198,7 +199,8 @@ def test_two_values_for_one_index_void_the_answer() -> None:
     m = machine()
     handed_over(m)
     finish = m.on_event("D", token(0, 8))[-1]
-    assert isinstance(finish, Finish) and isinstance(finish.error, WorkerFailed)
+    assert isinstance(finish, Finish) and isinstance(finish.error, TokenConflict)
+    assert outcome_of(finish.error) is Outcome.CONFLICT
 
 
 def test_a_stalled_handoff_is_retried_and_other_deadlines_are_final() -> None:
