@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kvrelay.services.router import policy
 from kvrelay.services.router.admission import Admission
+from kvrelay.services.router.available import Available, Roster
 from kvrelay.services.router.choreography import (
     Action,
     Choose,
@@ -31,7 +30,6 @@ from kvrelay.services.router.choreography import (
 from kvrelay.services.router.drains import Drains
 from kvrelay.services.router.generation import Readiness
 from kvrelay.services.router.leaving import Leaving
-from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.route import Route
@@ -46,9 +44,6 @@ from kvrelay.shared.types import ValidRequest
 log = logging.getLogger(__name__)
 
 NONCE_BITS = 48
-NOBODY_S = 5.0
-"""Workers that died are mostly back, or replaced, within this time: so long a request waits for
-somebody who can serve it at all, rather than being refused at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +66,6 @@ class Deadlines:
         }[stage]
 
 
-class Roster(Protocol):
-    """Who is there to work (`Membership`, or a simulated one)."""
-
-    def live(self) -> list[policy.LiveWorker]: ...
-    def link(self, incarnation: str) -> CommandSink | None: ...
-    async def wait_change(self) -> None: ...
-    def look(self) -> None: ...
-
-
 class Dispatcher:
     """The `Cluster` of the HTTP edge."""
 
@@ -97,23 +83,23 @@ class Dispatcher:
         self._legs: dict[str, tuple[RunningRequest, RunningLeg]] = {}
         self._tasks = TaskSet()
         self._roster: Roster
+        self._available: Available
         self.draining = False
         self._drains = Drains(self)
         self._one_ended = asyncio.Event()
-        self._served_s = -math.inf
-        """When there last was somebody who could serve, in the loop's time."""
         self._leaving = Leaving(observer.metrics.freed, observer.clock.now_ns)
 
     def join(self, roster: Roster) -> None:
         """Once, before the first request: the workers, who report to `on_event` and `on_lost`."""
         self._roster = roster
+        self._available = Available(roster, self._drains)
 
     # ---- for the HTTP edge -------------------------------------------------------------------
 
     def readiness(self) -> Readiness:
         if self.draining:
             return Readiness(False, "shutting down")
-        return policy.readiness(self._drains.staying(self._roster.live()))
+        return self._available.readiness()
 
     def legs(self) -> list[tuple[RunningRequest, RunningLeg]]:
         """All that are not over."""
@@ -123,8 +109,7 @@ class Dispatcher:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
         if self.draining:
             raise Unavailable("the server is shutting down")
-        if not self._somebody() and self._nobody_for_s() >= NOBODY_S:
-            raise Unavailable(self.readiness().missing)
+        self._available.check()
         self._admission.enter(len(request.legs))
         self._roster.look()
         watch = self._observer.begin(request)
@@ -171,7 +156,7 @@ class Dispatcher:
         found = self._legs.get(ref.leg)
         if found is None:  # over for everybody, its cancel is on the way; or not about a leg
             if event.WhichOneof("kind") == "draining":
-                self._note_somebody()
+                self._available.note()
                 self._drains.begin(worker, event.draining.remaining_ms / 1e3)
             return
         running, leg = found
@@ -181,7 +166,7 @@ class Dispatcher:
 
     def on_lost(self, worker: str) -> None:
         self._leaving.lost(worker)
-        self._note_somebody()
+        self._available.note()
         self._placement.lost(worker)  # first: who goes on elsewhere is placed without it
         self._drains.over(worker)
         for running, leg in [*self._legs.values()]:
@@ -195,7 +180,7 @@ class Dispatcher:
     def leave(self, running: RunningRequest, leg: RunningLeg, worker: str) -> bool:
         """Go on with a leg at other workers; False while there are none."""
         if leg.machine.needs(worker):
-            if not self._candidates(running, frozenset()):
+            if not self._available.candidates(running, frozenset()):
                 return False
             self._perform(running, leg, leg.machine.leave(worker))
         return True
@@ -309,41 +294,10 @@ class Dispatcher:
     async def _place(
         self, running: RunningRequest, machine: LegMachine, excluded: frozenset[str]
     ) -> Route:
-        while not (found := self._candidates(running, excluded)):
-            await self._change(machine)
+        while not (found := self._available.candidates(running, excluded)):
+            await self._available.change(begun=machine.attempt >= 0)
         running.group = found.group
         return await self._placement.place(machine, found)
-
-    async def _change(self, machine: LegMachine) -> None:
-        """Until the view may have changed. What no worker has begun is not kept for long."""
-        try:
-            async with asyncio.timeout(
-                NOBODY_S - self._nobody_for_s() if machine.attempt < 0 else None
-            ):
-                await self._roster.wait_change()
-        except TimeoutError:
-            if not self._somebody():
-                raise Unavailable(self.readiness().missing) from None
-
-    def _somebody(self) -> bool:
-        found = policy.candidates(self._drains.staying(self._roster.live()), frozenset())
-        if found:
-            self._note_somebody()
-        return bool(found)
-
-    def _note_somebody(self) -> None:
-        self._served_s = asyncio.get_running_loop().time()
-
-    def _nobody_for_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._served_s
-
-    def _candidates(self, running: RunningRequest, excluded: frozenset[str]) -> policy.Candidates:
-        """All legs of a request, at every attempt, are computed by workers of one group."""
-        usable = self._drains.staying(self._roster.live())
-        found = policy.candidates(usable, excluded, running.group)
-        if not found and running.group and running.untouched:
-            found = policy.candidates(usable, excluded)
-        return found
 
     def _open(self, incarnation: str) -> bool:
         link = self._roster.link(incarnation)

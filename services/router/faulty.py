@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.services.router.dispatch import Roster
+from kvrelay.services.router.available import Roster
 from kvrelay.services.router.links import CommandSink
 from kvrelay.services.router.policy import LiveWorker
 from kvrelay.shared.chaos.channel import FaultyChannel

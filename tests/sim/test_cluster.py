@@ -12,7 +12,7 @@ from tests.sim.model import VOCAB, reference
 from tests.sim.virtual import run_virtual
 
 from kvrelay.services.router import choreography
-from kvrelay.services.router.dispatch import NOBODY_S
+from kvrelay.services.router.available import NOBODY_S
 from kvrelay.shared.errors import Unavailable, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.transfer.faults import FaultRates, seeded_faults
