@@ -33,6 +33,8 @@ class Outcome:
     before: Mapping[str, Size]
     after: Mapping[str, Size]
     least_full: float
+    retries: bool
+    """Whether the plan may make any."""
     log_folder: str
 
     def growth(self) -> dict[str, tuple[int, int, int]]:
@@ -60,6 +62,10 @@ class Outcome:
                 f"full answers: {tally.full_share:.2%} of the clients that stayed, "
                 f"must be {self.least_full:.2%}"
             )
+        begun = {name: n for name, n in self.faults.items() if name.startswith("attempts_total")}
+        begun.pop('attempts_total{cause="first"}', None)
+        if begun and not self.retries:
+            found.append(f"attempts were given up: {begun}")
         if rest.leaked_blocks or rest.holders:
             found.append(f"leaked: {rest.leaked_blocks} blocks {list(rest.holders)}")
         found += [f"audit: {line}" for line in rest.audit[:SHOWN]]

@@ -132,6 +132,7 @@ async def _loaded(
         before=warm["sizes"],
         after=sizes(cluster.parts),
         least_full=plan.expect.full_answers,
+        retries=plan.expect.retries,
         log_folder=os.fspath(cluster.folder),
     )
 

@@ -28,7 +28,11 @@ HELD = (
     "kvrelay_requests_waiting",
     "kvrelay_requests_running",
 )
-COUNTED = ("kvrelay_chaos_injected_total", "kvrelay_transfer_faults_total")
+COUNTED = (
+    "kvrelay_chaos_injected_total",
+    "kvrelay_transfer_faults_total",
+    "kvrelay_attempts_total",
+)
 
 
 def samples(page: str) -> dict[str, float]:

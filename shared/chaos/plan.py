@@ -152,6 +152,8 @@ class Expectations(_Entry):
     """Least part of the clients that stayed who get their whole answer."""
     cancels: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Part of the clients who leave in the middle."""
+    retries: bool = True
+    """Whether attempts may be given up: where nothing is hurt, whoever is missed was well."""
 
 
 class ChaosPlan(_Entry):
