@@ -32,6 +32,10 @@ class FaultyTransport:
     async def listen(self) -> Address:
         return await self._inner.listen()
 
+    async def start_over(self) -> Address:
+        await self._tasks.cancel()
+        return await self._inner.start_over()
+
     async def connect(self, to: Address) -> Peer:
         return await self._inner.connect(to)
 

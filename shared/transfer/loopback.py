@@ -114,6 +114,10 @@ class LoopbackTransport:
         self._hub.mailboxes[self._own] = self._mailbox
         return self._own
 
+    async def start_over(self) -> Address:
+        await self.close()
+        return await self.listen()
+
     async def connect(self, to: Address) -> Peer:
         if to.scheme != SCHEME:
             raise TransferError(f"a {to.scheme} address cannot be reached over loopback")

@@ -50,6 +50,13 @@ class Transport(Protocol):
         """
         ...
 
+    async def start_over(self) -> Address:
+        """Lose every peer and become reachable under a new address only.
+
+        Its user must not use a tag again that it used before.
+        """
+        ...
+
     async def connect(self, to: Address) -> Peer:
         """Reach another one. Raises `PeerLost` (unreachable) or `TransferError` (wrong scheme)."""
         ...

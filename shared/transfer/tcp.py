@@ -69,6 +69,10 @@ class TcpTransport:
         self._own = f"{self._advertise} {port} {secrets.token_hex(8)}".encode()
         return Address(SCHEME, self._own)
 
+    async def start_over(self) -> Address:
+        await self.close()
+        return await self.listen()
+
     async def connect(self, to: Address) -> Peer:
         host, port = _host_and_port(to)
         self._running()

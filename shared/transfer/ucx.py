@@ -25,6 +25,7 @@ from typing import Any, Final
 from kvrelay.shared.errors import CorruptFrame, PeerLost, TransferError
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
 from kvrelay.shared.transfer.ucx_address import SCHEME, host_token, pack_address, unpack_address
+from kvrelay.shared.transfer.ucx_endpoints import HostEndpoints
 from kvrelay.shared.transfer.ucx_lanes import lanes
 from kvrelay.shared.transfer.ucx_progress import UcxLibrary, UcxProgress
 
@@ -51,7 +52,7 @@ def ucx_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False)
 class UcxPeer:
-    """An endpoint (None once it was aborted) and the transfers that use it."""
+    """An endpoint (None once the peer was lost) and the transfers that use it."""
 
     endpoint: Any
     same_host: bool
@@ -61,6 +62,11 @@ class UcxPeer:
     def alive(self) -> bool:
         # Only with error handling does UCX itself know; otherwise leases do.
         return self.endpoint is not None and bool(self.endpoint.alive)
+
+    @property
+    def written_to(self) -> bool:
+        """Whether UCX may be writing into a buffer that a receive was given."""
+        return any(each.started and not each.revocable for each in self.transfers)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,16 +94,34 @@ class UcxTransport:
         self._library: UcxLibrary | None = None
         self._waiting: dict[int, deque[_Transfer]] = {}
         self._peers: dict[bytes, UcxPeer] = {}
+        self._endpoints = HostEndpoints()
 
     async def listen(self) -> Address:
         """Start UCX. Raises `TransferError` when it is missing or cannot start."""
         library = UcxLibrary()
+        await library.take_over()
         self._library = library
         self._progress = UcxProgress(library, self._on_progress)
         transports = library.transports()
         self._shared_memory = bool(transports & _SHARED_MEMORY)
         self._pulls = "cma" in transports and library.setting("RNDV_SCHEME") == "get_zcopy"
         self._description = f"ucx ({', '.join(sorted(transports - {'self'}))})"
+        return self._address(library)
+
+    async def start_over(self) -> Address:
+        """On the UCX that there is: with a send that is held back it cannot be freed.
+
+        Nobody can cancel a send that its peer does not take, and UCX keeps all that it has open for
+        it. What is still to come from before lies under tags that nobody receives; the next address
+        is new, so no peer mistakes this transport for the last.
+        """
+        for peer in list(self._peers.values()):
+            self._lose(peer, "the transport starts over")
+        if self._library is None:
+            return await self.listen()
+        return self._address(self._library)
+
+    def _address(self, library: UcxLibrary) -> Address:
         worker = bytes(library.module.get_worker_address())
         return Address(SCHEME, pack_address(worker))
 
@@ -111,22 +135,28 @@ class UcxTransport:
         if known is not None:
             self._lose(known, "UCX lost the peer")
         same_host = self._shared_memory and host == host_token()
-        try:
-            endpoint = await library.module.create_endpoint_from_worker_address(
-                library.module.get_ucx_address_from_buffer(worker),
-                endpoint_error_handling=not same_host,
-            )
-        except library.errors as error:
-            raise PeerLost(f"UCX cannot reach the peer: {error}") from error
+        endpoint = self._endpoints.find(worker)
+        if endpoint is None:
+            try:
+                endpoint = await library.module.create_endpoint_from_worker_address(
+                    library.module.get_ucx_address_from_buffer(worker),
+                    endpoint_error_handling=not same_host,
+                )
+            except library.errors as error:
+                raise PeerLost(f"UCX cannot reach the peer: {error}") from error
+            if same_host:
+                in_use = {id(each.endpoint) for each in self._peers.values()}
+                self._endpoints.keep(worker, endpoint, in_use)
         return self._peers.setdefault(to.value, UcxPeer(endpoint, same_host))
 
     async def send(self, peer: Peer, tag: int, buffer: Buffer) -> None:
         """As the protocol says. A cancelled send keeps its buffer until it, or its peer, ends."""
         transfer = self._transfer(peer, tag, memoryview(buffer).cast("B"))
-        endpoint = transfer.peer.endpoint
         transfer.started = True
+        # No endpoint in a variable here: the traceback of a cancelled send outlives its peer, and
+        # the endpoint would keep UCX's worker with it.
         self._progress.run(
-            endpoint.send(transfer.view, tag=tag, force_tag=True),
+            transfer.peer.endpoint.send(transfer.view, tag=tag, force_tag=True),
             lambda error: transfer.end(_named(error, transfer)),
         )
         await _outcome(transfer)
@@ -159,8 +189,6 @@ class UcxTransport:
         self._lose(peer, "the peer was closed")
 
     async def close(self) -> None:
-        # The tasks of ucxx that were cancelled at the start hold its worker until they have run.
-        await asyncio.sleep(0)
         self._stop("the transport was closed")
 
     @property
@@ -227,20 +255,26 @@ class UcxTransport:
         self._progress.run(endpoint.recv(target, tag=transfer.tag, force_tag=True), on_end)
 
     def _lose(self, peer: UcxPeer, reason: str) -> None:
-        """Abort the peer's endpoint and end all of its transfers. Does nothing the second time."""
+        """End all transfers of the peer, if need be by aborting its endpoint. Idempotent."""
         endpoint, peer.endpoint = peer.endpoint, None
         if endpoint is None:
             return
         self._peers = {key: each for key, each in self._peers.items() if each is not peer}
-        endpoint.abort()
-        self._progress.settle()
-        stuck = [each for each in peer.transfers if each.started and not each.revocable]
-        if stuck:
+        if not peer.same_host or peer.written_to:
+            self._abort(endpoint, reason)
+        if peer.written_to:
             # Never seen: an abort that leaves a direct receive writing. Without a worker nothing
             # writes; the process has to listen again, under a new address.
-            self._stop(f"UCX did not let go of {len(stuck)} buffers")
+            self._stop("UCX did not let go of a buffer")
         for transfer in list(peer.transfers):
             self._drop(transfer, reason)
+
+    def _abort(self, endpoint: Any, reason: str) -> None:
+        for sharer in [each for each in self._peers.values() if each.endpoint is endpoint]:
+            self._lose(sharer, reason)
+        self._endpoints.forget(endpoint)
+        endpoint.abort()
+        self._progress.settle()
 
     def _drop(self, transfer: _Transfer, reason: str) -> None:
         """End a transfer here, whatever UCX makes of it."""
@@ -257,6 +291,8 @@ class UcxTransport:
             return
         for peer in list(self._peers.values()):
             self._lose(peer, reason)
+        self._endpoints.close()
+        self._progress.settle()
         self._progress.close()
         library.close()
 

@@ -13,6 +13,7 @@ ucx-py differs in names and in yielding real futures; both are handled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import time
@@ -47,8 +48,7 @@ class UcxLibrary:
             self.module.init(**blocking[self.module.__name__])
         except (*self.errors, RuntimeError, OSError) as error:
             raise TransferError(f"UCX cannot start: {error}") from error
-        for task in asyncio.all_tasks() - before:  # the loop integration that this file replaces
-            task.cancel()
+        self._replaced = asyncio.all_tasks() - before  # the loop integration of ucxx
         # Its wrapper around `loop.close` would keep the worker, and all it has open, till the end.
         vars(loop).pop("close", None)
         self._faults = UcxFaults()
@@ -57,6 +57,18 @@ class UcxLibrary:
         self._progress_once: Callable[[], bool] | None = getattr(
             self._worker, "progress_once", None
         )
+
+    async def take_over(self) -> None:
+        """End the library's own loop integration, which holds its worker.
+
+        Until its error is taken, a cancelled task and what it ran hold each other: a cycle that
+        stays for ever where the objects of a process' start are never looked through again.
+        """
+        for task in self._replaced:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._replaced.clear()
 
     @property
     def descriptor(self) -> int:

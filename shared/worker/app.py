@@ -251,9 +251,8 @@ class Worker:
         log.warning("others gave this worker up while it stood still: it begins anew")
         assert self._session is not None
         await self._session.close()
-        await machinery.transport.close()
         try:
-            transfer = await machinery.transport.listen()
+            transfer = await machinery.transport.start_over()
         except KvrelayError as error:
             log.error("%s: this process ends", error)
             self._end_with(1)
@@ -261,6 +260,7 @@ class Worker:
         self._incarnation = Incarnation(secrets.token_hex(16))
         self._session = Session(self._incarnation, machinery)
         servicer.serve(self._session.node)
+        gc.collect()  # of the last session everything refers to everything
         return describe(self._incarnation, transfer)
 
     def _end_with(self, status: int) -> None:

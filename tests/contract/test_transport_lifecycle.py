@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -48,6 +49,7 @@ async def use_and_kill(kind: str) -> set[int]:
     """One transport's life: a peer, a message, the peer killed, the end. Returns whose it was."""
     transport = open_transport(scheme_of(kind), host="127.0.0.1")
     address = await transport.listen()
+    gc.freeze()  # as a worker does: from here on a cycle of what there is would stay
     far = await start_far(kind, LoopbackHub())
     here = Here(kind, LoopbackHub(), transport, address, far, None)  # type: ignore[arg-type]
     peer = await met(here, seed=4)
@@ -77,6 +79,7 @@ async def test_a_closed_transport_leaves_nothing(
     first = await use_and_kill(kind)  # libraries open what they keep for the process
     before = held({os.getpid()})
     second = await use_and_kill(kind)
+    gc.unfreeze()
     assert held(first | second) == before
     assert before["files in /dev/shm"] == []
 
@@ -106,6 +109,48 @@ async def test_a_transport_that_starts_over_is_a_new_one(
             await here.far_send(1, 77, 1_000)  # nobody takes them
         await transport.close()
     assert len(addresses) == 3
+    await far.stop()
+
+
+@pytest.mark.parametrize("kind", ["loopback", "tcp", "ucx-shm", "ucx-tcp"])
+async def test_starting_over_with_a_send_held_back_leaves_nothing(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In shared memory UCX lets nobody cancel that send, and keeps its worker for it."""
+    if kind.startswith("ucx"):
+        pytest.importorskip("ucxx")
+        monkeypatch.setenv("UCX_TLS", "tcp" if kind == "ucx-tcp" else "all")
+    hub = LoopbackHub()
+    transport: Transport = (
+        LoopbackTransport(hub)
+        if kind == "loopback"
+        else open_transport(scheme_of(kind), host="127.0.0.1")
+    )
+    far = await start_far(kind, hub)
+    address, addresses, files = await transport.listen(), [], []
+    for life in range(5):
+        addresses.append(address)
+        here = Here(kind, hub, transport, address, far, None)  # type: ignore[arg-type]
+        peer, buffer = await here.meet(far), bytearray(100_000)
+        await asyncio.gather(
+            here.far_send(100 + life, life, len(buffer)), transport.recv(peer, 100 + life, buffer)
+        )
+        assert buffer == payload(life, len(buffer))
+        kept = [
+            asyncio.ensure_future(transport.send(peer, 200 + life, payload(life, 4_000_000)))
+            for _ in range(40)
+        ]
+        waiting = asyncio.ensure_future(transport.recv(peer, 300 + life, bytearray(8)))
+        await asyncio.sleep(0)
+        files.append(len(os.listdir("/proc/self/fd")))
+        await far.ask("close_peer", address=address.value.hex())
+        address = await transport.start_over()
+        outcomes = await asyncio.gather(*kept, waiting, return_exceptions=True)
+        assert not peer.alive
+        assert isinstance(outcomes[-1], PeerLost)
+    assert len({*addresses, address}) == 6
+    assert max(files[1:]) <= files[0]
+    await transport.close()
     await far.stop()
 
 

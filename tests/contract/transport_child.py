@@ -35,6 +35,7 @@ class FarEnd:
         operations: dict[str, Callable[..., Awaitable[Any]]] = {
             "listen": self.listen,
             "connect": self.connect,
+            "close_peer": self.close_peer,
             "send": self.send,
             "recv": self.recv,
         }
@@ -46,6 +47,9 @@ class FarEnd:
 
     async def connect(self, scheme: str, address: str) -> None:
         self.peers[address] = await self.transport.connect(Address(scheme, bytes.fromhex(address)))
+
+    async def close_peer(self, address: str) -> None:
+        await self.transport.close_peer(self.peers.pop(address))
 
     async def send(self, address: str, tag: int, seed: int, size: int) -> None:
         await self.transport.send(self.peers[address], tag, payload(seed, size))
