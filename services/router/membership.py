@@ -20,16 +20,15 @@ import grpc
 
 from kvrelay.services.router.links import Link, OnEvent, OnLost, OnOpen, at_once, reason
 from kvrelay.services.router.meetings import Meetings, Orders
-from kvrelay.services.router.policy import LiveWorker, readiness
+from kvrelay.services.router.policy import NO_LOAD, LiveWorker, misfits, readiness
 from kvrelay.shared.errors import StoreError
 from kvrelay.shared.rpc.convert import CHANNEL_OPTIONS
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.stub import worker_stub
 from kvrelay.shared.store.directory import ClusterSnapshot, ClusterStore, WorkerView
 from kvrelay.shared.store.keys import LATE_MS, LEASE_MS
-from kvrelay.shared.store.records import LoadRecord, WorkerRecord, fingerprint_difference
+from kvrelay.shared.store.records import LoadRecord, WorkerRecord
 from kvrelay.shared.tasks import TaskSet
-from kvrelay.shared.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,6 @@ IDLE_POLL_S = 60.0
 """At rest: a broken stream tells of itself, the lease's renewal tells who came or went, and the
 next request looks again at once."""
 ASK_DEADLINE_S = 0.25
-NO_LOAD = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -171,10 +169,14 @@ class Membership:
             for line in snapshot.rejected:
                 log.warning("ignored: %s", line)
         present = set()
+        newcomers = [
+            v.record for v in snapshot.workers if v.record.incarnation not in self._members
+        ]
         for view in snapshot.workers:
             present.add(view.record.incarnation)
             self._seen(view.record, view.load or NO_LOAD)
             self._look_closely(self._members[view.record.incarnation], view)
+        self._report_misfits(newcomers)
         for incarnation in self._members.keys() - present:
             if incarnation not in self._asking:
                 self._asking.add(incarnation)
@@ -187,7 +189,6 @@ class Membership:
         if member is not None:
             member.load = load
             return
-        self._report_misfit(record)
         if not self._speaks_our_ids(record):
             log.warning(
                 "%s worker %s is not used: its tokenizer is %s, the router's %s",
@@ -220,20 +221,17 @@ class Membership:
         finally:
             self._asking.discard(member.record.incarnation)
 
-    def _report_misfit(self, record: WorkerRecord) -> None:
-        """A newcomer that no other worker can be paired with is named by the field that differs."""
-        others = [other for other in self.known() if not pairs_with_itself(other, record)]
-        if not others or any(other.group == record.group for other in others):
-            return
-        difference = fingerprint_difference(record.fingerprint, others[0].fingerprint)
-        log.warning(
-            "%s worker %s is not paired with %s worker %s: %s",
-            record.role,
-            record.name,
-            others[0].role,
-            others[0].name,
-            difference,
-        )
+    def _report_misfits(self, newcomers: list[WorkerRecord]) -> None:
+        """Those that nobody can be paired with are named by the field that differs."""
+        for record, other, difference in misfits(newcomers, self.known()):
+            log.warning(
+                "%s worker %s is not paired with %s worker %s: %s",
+                record.role,
+                record.name,
+                other.role,
+                other.name,
+                difference,
+            )
 
     async def _missing(self, member: Member) -> None:
         """The lease is gone: lost, unless the worker itself says otherwise."""
@@ -297,8 +295,3 @@ class Membership:
 
     def _signal(self) -> None:
         self._changed.set()
-
-
-def pairs_with_itself(other: WorkerRecord, record: WorkerRecord) -> bool:
-    """Same role and not serving whole answers: such two are no pair anyway."""
-    return other.role is record.role is not Role.BOTH

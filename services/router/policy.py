@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kvrelay.services.router.generation import Readiness
 from kvrelay.shared.store.records import LoadRecord, WorkerRecord, fingerprint_difference
 from kvrelay.shared.types import Role
+
+NO_LOAD: Final = LoadRecord(0, 0, 0, 0, 0, 0.0, 0.0)
+"""Of a worker that has reported none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,28 @@ def in_group(members: Sequence[LiveWorker]) -> Candidates:
     if not prefills and not alone:
         alone = decodes
     return Candidates(tuple(prefills), tuple(decodes), tuple(alone))
+
+
+def misfits(
+    newcomers: Sequence[WorkerRecord], known: Sequence[WorkerRecord]
+) -> Iterator[tuple[WorkerRecord, WorkerRecord, str]]:
+    """Newcomers for whom nobody of `known` is a partner; each with one of the serving group, if
+    there is one, and the field that keeps the two apart."""
+    serving = best_group([LiveWorker(record, NO_LOAD) for record in known])
+    best = [w.record for w in (*serving.decodes, *serving.prefills, *serving.alone)]
+    for record in newcomers:
+        others = [other for other in (*best, *known) if could_pair(record, other)]
+        if not others or any(other.group == record.group for other in others):
+            continue
+        difference = fingerprint_difference(record.fingerprint, others[0].fingerprint)
+        yield record, others[0], difference or ""
+
+
+def could_pair(record: WorkerRecord, other: WorkerRecord) -> bool:
+    """By role: two of the same that do not serve whole answers are no pair anyway."""
+    if record.incarnation == other.incarnation:
+        return False
+    return not (record.role is other.role is not Role.BOTH)
 
 
 def readiness(workers: Sequence[LiveWorker]) -> Readiness:

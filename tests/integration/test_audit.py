@@ -22,8 +22,7 @@ from tests.stack import Process, Stack, metrics_at, until
 
 from kvrelay.services.router.dispatch import worker_end
 from kvrelay.services.router.links import Link, keep_library
-from kvrelay.services.router.membership import NO_LOAD
-from kvrelay.services.router.policy import LiveWorker
+from kvrelay.services.router.policy import NO_LOAD, LiveWorker
 from kvrelay.shared.rpc.convert import leg_to_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.keys import Keys

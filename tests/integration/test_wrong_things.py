@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,46 +116,84 @@ def test_what_is_just_legal_is_served(split: Stack) -> None:
     assert (len(many.texts), many.usage["prompt_tokens"]) == (128, 128)
 
 
+OLD_PROTOCOL = (
+    "import sys; from kvrelay.shared.rpc import convert; convert.PROTOCOL -= 1; "
+    "from kvrelay.services.entry import process; sys.exit(process())"
+)
+
+
 @pytest.fixture
-def newcomers(split: Stack, tmp_path: Path) -> Iterator[list[Process]]:
-    """One with another block size and a small pool, one with other weights."""
-    other = write_tiny_model(
-        tmp_path / "other", seed=1, head_dim=64, max_position_embeddings=POSITIONS
-    )
-    started = [
-        split.make_worker(Role.DECODE, 8, block_size=32, kv_cache_memory_bytes=1 << 20),
-        split.make_worker(Role.PREFILL, 9, model=str(other)),
-    ]
-    for worker in started:
+def newcomers(split: Stack, tmp_path: Path) -> Iterator[dict[str, Process]]:
+    """Each by the one field in which it differs from the others."""
+
+    def model(name: str, **changed: Any) -> str:
+        shape = {"head_dim": 64, "max_position_embeddings": POSITIONS, **changed}
+        return str(write_tiny_model(tmp_path / name, **shape))
+
+    words = Path(model("words")) / "tokenizer.json"
+    tokenizer = json.loads(words.read_text())
+    tokenizer["model"]["merges"].pop()
+    words.write_text(json.dumps(tokenizer))
+    portable = "portable" in split.decodes[0].detail["kernels"]
+    misfits: dict[str, tuple[Role, dict[str, Any]]] = {
+        "protocol": (Role.PREFILL, {}),
+        "layout": (Role.DECODE, {"model": model("layers", layers=3)}),
+        "dtype": (Role.PREFILL, {"dtype": "float32"}),
+        "block_size": (Role.DECODE, {"block_size": 32}),
+        "weights": (Role.PREFILL, {"model": model("other", seed=1)}),
+        "tokenizer": (Role.DECODE, {"model": str(words.parent)}),
+        "numerics": (Role.PREFILL, {"kernels": "reference" if portable else "native-portable"}),
+        "transport": (Role.DECODE, {"transport": "tcp"}),
+    }
+    started = {
+        field: split.make_worker(role, number, kv_cache_memory_bytes=1 << 20, **changed)
+        for number, (field, (role, changed)) in enumerate(misfits.items(), 10)
+    }
+    started["protocol"].command[1:3] = ["-c", OLD_PROTOCOL]
+    for worker in started.values():
         worker.start(wait=False)
-    for worker in started:
+    for worker in started.values():
         worker.wait_ready()
     yield started
-    for worker in started:
+    for worker in started.values():
         worker.end()
 
 
 @pytest.mark.usefixtures("neighbour")
 def test_workers_that_do_not_fit_are_reported_and_never_paired(
-    split: Stack, unsplit: Stack, newcomers: list[Process]
+    split: Stack, unsplit: Stack, newcomers: dict[str, Process]
 ) -> None:
-    reports = ("decode-8 is not paired with", "prefill-9 is not paired with")
-    until(lambda: all(said(split, text) for text in reports), 5.0, "the router reports both")
-    assert "block_size" in said(split, reports[0])
-    assert "weights" in said(split, reports[1])
+    for field, worker in newcomers.items():
+        report = f"{worker.name} is not paired with"
+        until(lambda text=report: bool(said(split, text)), 5.0, f"the router reports {worker.name}")
+        [line] = said(split, report)
+        assert f": {field}: " in line
+    findings = doctor(split)
+    for field, worker in newcomers.items():
+        [finding] = [line for line in findings if f"wrong {worker.name}: " in line]
+        assert "is paired with nobody" in finding and f" in {field}: " in finding
     rng = random.Random("beside misfits")
     requests = [
         {"prompt": token_ids(rng, count), "max_tokens": 8, "seed": 3} for count in (20, 300, 1500)
     ]
     answers = [ask(split, TEXT, request) for request in requests]
     assert answers == [ask(unsplit, TEXT, request) for request in requests]
-    assert [metrics(worker)["kvrelay_steps_total"] for worker in newcomers] == [0, 0]
+    for worker in newcomers.values():
+        assert metrics(worker)["kvrelay_steps_total"] == 0
+        assert "met decode worker" not in worker.log.read_text()
 
 
-def said(stack: Stack, text: str) -> str:
-    """The first line of the router's log with this text, or ""."""
-    lines = stack.router.log.read_text().splitlines()
-    return next((line for line in lines if text in line), "")
+def doctor(stack: Stack) -> list[str]:
+    """The lines of its report, of a cluster that is not well."""
+    program = [sys.executable, "-m", "kvrelay.services.cli", "doctor", "--redis", stack.redis_url]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def said(stack: Stack, text: str) -> list[str]:
+    """The lines of the router's log with this text."""
+    return [line for line in stack.router.log.read_text().splitlines() if text in line]
 
 
 @pytest.mark.parametrize("stack", ["small", "tcp"], indirect=True)

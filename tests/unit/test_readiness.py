@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvrelay.services.router.generation import Readiness
-from kvrelay.services.router.policy import LiveWorker, candidates, readiness
+from kvrelay.services.router.policy import LiveWorker, candidates, misfits, readiness
 from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
 from kvrelay.shared.types import Incarnation, Role
 
@@ -65,3 +67,42 @@ def test_who_began_an_answer_is_not_replaced_by_others() -> None:
     failed = frozenset({PREFILL.incarnation, DECODE.incarnation})
     assert candidates(workers, failed, own).prefills == (PREFILL,), "better than nobody"
     assert not candidates(newer, frozenset(), own)
+
+
+def record(name: str, role: Role, **fingerprint: str) -> WorkerRecord:
+    return replace(worker(role, **fingerprint).record, incarnation=Incarnation(name), name=name)
+
+
+def test_each_misfit_is_compared_with_those_that_serve() -> None:
+    """Whoever a router that has just started sees first."""
+    known = [
+        record("d8", Role.DECODE, block_size="32"),
+        record("p9", Role.PREFILL, weights="y"),
+        record("d0", Role.DECODE),
+        record("p0", Role.PREFILL),
+        record("d1", Role.DECODE),
+    ]
+    found = [(new.name, other.name, why) for new, other, why in misfits(known, known)]
+    assert found == [
+        ("d8", "p0", "block_size: 32 against x"),
+        ("p9", "d0", "weights: y against x"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "known"),
+    [
+        (record("p1", Role.PREFILL, weights="y"), [record("p0", Role.PREFILL)]),
+        (record("p0", Role.PREFILL), []),
+        (record("b1", Role.BOTH), [record("b0", Role.BOTH)]),
+        (
+            record("p1", Role.PREFILL, weights="y"),
+            [record("d1", Role.DECODE, weights="y"), record("d0", Role.DECODE)],
+        ),
+    ],
+    ids=["no pair anyway", "alone", "one of two", "rolled in"],
+)
+def test_who_has_a_partner_or_could_have_none_is_no_misfit(
+    newcomer: WorkerRecord, known: list[WorkerRecord]
+) -> None:
+    assert [*misfits([newcomer], [*known, newcomer])] == []
