@@ -168,8 +168,8 @@ class EngineLoop:
         if wait:
             self.busy = False
             events.append(self._inbox.get())
+            self.busy = True  # first: who finds the new turn, and not busy, finds it over
             self.turns.value += 1
-            self.busy = True
         try:
             while True:
                 events.append(self._inbox.get_nowait())

@@ -33,6 +33,8 @@ from kvrelay.shared.worker.recording import Record, unrecorded
 from kvrelay.shared.worker.sender import BlockView, Sender
 from kvrelay.shared.worker.wedge import WedgeGuard
 
+_NO_TURN = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
@@ -142,9 +144,11 @@ class Session:
 
     def load(self) -> LoadRecord:
         """The same object while nothing happens."""
-        if not self.loop.busy and self._loaded_at == self.loop.turns.value:
+        turn, busy = self.loop.turns.value, self.loop.busy
+        if not busy and self._loaded_at == turn:
             return self._loaded
-        self._loaded_at = self.loop.turns.value
+        # In the middle of a turn it is another one by the turn's end.
+        self._loaded_at = _NO_TURN if busy else turn
         self._loaded = self._load_now()
         return self._loaded
 
