@@ -207,7 +207,7 @@ class Stack:
 
     def ready(self) -> bool:
         try:
-            return self.http.get(f"{self.url}/ready", timeout=2).json()["status"] == "ready"
+            return bool(self.http.get(f"{self.url}/ready", timeout=2).json()["status"] == "ready")
         except httpx.HTTPError:
             return False
 
