@@ -14,4 +14,3 @@ def test_what_a_frozen_sender_still_sends_changes_nothing(tmp_path: Path, transp
         for _ in range(2):
             cluster.once()
     assert cluster.hit_tokens > 0, "what was published meanwhile was read again"
-    assert max(cluster.free_s) < 1.0
