@@ -75,4 +75,4 @@ def show_ready(console: Console, url: str, model: str, took_s: float) -> None:
     address = shlex.quote(f"{url}/v1/chat/completions")  # brackets mean something to shells
     command = f"curl {address} -H 'Content-Type: application/json' -d '{body}'"
     console.print(f"  {command}\n", markup=False, highlight=False, soft_wrap=True)
-    console.print("Ctrl-C stops everything.")
+    console.print("`kvrelay doctor` and `kvrelay audit` look at it. Ctrl-C stops everything.")

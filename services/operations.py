@@ -13,6 +13,7 @@ from kvrelay.services.audit.config import AuditConfig
 from kvrelay.services.doctor.config import DoctorConfig
 from kvrelay.services.drain_config import DrainConfig
 from kvrelay.services.flags import with_flags
+from kvrelay.services.local import of_this_machine
 from kvrelay.services.sources import read
 from kvrelay.shared import config as settings
 
@@ -26,7 +27,8 @@ def drain(flags: dict[str, object]) -> None:
 
     It takes no new work. What it runs may end in the first half of the time; then it is moved to
     other workers and continues there with the same tokens. SIGTERM to the worker does the same.
-    Exit code 1: it had to cut requests off, or could not be asked.
+    Exit code 1: requests were still with it when its time was up, or it could not be asked.
+    Under `kvrelay up` it is started again at once: so a part of a running cluster is renewed.
 
     Examples:
 
@@ -36,7 +38,7 @@ def drain(flags: dict[str, object]) -> None:
     """
     from kvrelay.services.drain import run
 
-    config = settings.resolve(DrainConfig, read(flags)).config
+    config = of_this_machine(settings.resolve(DrainConfig, read(flags)))
     raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
 
 
@@ -95,7 +97,7 @@ def audit(flags: dict[str, object]) -> None:
 
       kvrelay audit --json | jq '.findings[] | select(.kind == "blocks")'
     """
-    config = settings.resolve(AuditConfig, read(flags)).config
+    config = of_this_machine(settings.resolve(AuditConfig, read(flags)))
     from kvrelay.services.audit.app import run
 
     raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
@@ -122,11 +124,12 @@ def doctor(flags: dict[str, object]) -> None:
       kvrelay doctor --redis redis://10.0.0.5:6379/0 --json
     """
     resolved = settings.resolve(DoctorConfig, read(flags))
+    config = of_this_machine(resolved)
     from kvrelay.services.doctor.run import run
 
     console = Console(width=None if sys.stdout.isatty() else 200)
-    asked_for = resolved.origins["redis_url"] != "default"
-    raise typer.Exit(run(resolved.config, asked_for=asked_for, console=console))
+    asked_for = resolved.origins["redis_url"] != "default" or config is not resolved.config
+    raise typer.Exit(run(config, asked_for=asked_for, console=console))
 
 
 @operations.command("chaos")

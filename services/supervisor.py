@@ -125,7 +125,8 @@ class Part:
             steady = self._clock.now_ns() - since_ns > STEADY_S * 1e9
             deaths = 1 if steady else deaths + 1
             delay_s = backoff_s(deaths)
-            report(f"{self.spec.name} died ({how}); starting it again in {delay_s:g} s")
+            what = "has ended" if how == ending(0) else f"died ({how})"
+            report(f"{self.spec.name} {what}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             try:
                 await self.start()

@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from functools import partial
 
 from rich.console import Console
 
 from kvrelay.services.console import show_parts, show_ready
 from kvrelay.services.deployment import Deployment, child_env, worker_configs
+from kvrelay.services.local import announce, run_folder, withdraw
 from kvrelay.services.supervisor import Part, PartFailed, PartSpec
 from kvrelay.services.valkey import EmbeddedValkey, free_port, server_binary
-from kvrelay.shared.checkpoint.fetch import cache_dir
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.config import Settings
-from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.ports import authority, check_listen, is_wildcard
 from kvrelay.shared.store.connection import check_store
 from kvrelay.shared.types import Role
@@ -38,7 +36,6 @@ SAME_SIGNAL_S = 0.3
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICE_PROGRAM = (sys.executable, "-m", "kvrelay.services.cli")
 """Run with `router`, `prefill` or `decode` behind it."""
-_KEPT_RUNS = 10
 
 
 def run(
@@ -58,26 +55,6 @@ def run(
     return status
 
 
-def run_folder() -> Path:
-    """A new folder for this run's logs, after dropping those of long ago."""
-    runs = cache_dir() / "runs"
-    folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, mode=0o700)
-    except OSError as error:
-        raise ConfigError(f"KVRELAY_CACHE_DIR: cannot keep logs in {folder}: {error}") from error
-    for old in sorted(runs.iterdir())[:-_KEPT_RUNS]:
-        if not _runs_still(old):
-            shutil.rmtree(old, ignore_errors=True)  # another run may be doing the same
-    return folder
-
-
-def _runs_still(folder: Path) -> bool:
-    """Whether the process that a folder of logs is named after is there."""
-    pid = folder.name.rpartition("-")[2]
-    return pid.isdecimal() and Path("/proc", pid).exists()
-
-
 class _Run:
     """One run from start to stop."""
 
@@ -93,6 +70,8 @@ class _Run:
             valkey = EmbeddedValkey(server_binary(), free_port(), folder)
             redis_url = valkey.url
             self._store = self._part("valkey", "store", valkey.command, dict(os.environ), valkey)
+        self._announce = partial(announce, folder, redis_url, deployment.router.cluster)
+        self._folder = folder
         own = {"redis_url": redis_url, "drain_s": min(deployment.router.drain_s, DRAIN_S)}
         self._workers = [
             self._service(c.name, c.role.value, c.model_copy(update=own))
@@ -174,6 +153,7 @@ class _Run:
         self._say(f"starting {', '.join(p.spec.name for p in self._parts)} ...")
         if self._store:
             await self._store.start()
+        self._announce()
         starts = [asyncio.create_task(p.start()) for p in (*self._workers, self._router)]
         try:
             for start in asyncio.as_completed(starts):
@@ -203,6 +183,7 @@ class _Run:
         """The router first, so that it can end its answers; the store last, for the leases."""
         await self._router.stop()
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+        withdraw(self._folder)
         if self._store:
             await self._store.stop()
 

@@ -11,6 +11,8 @@ RATE_WINDOW = 64
 """Departures over which the rate is measured."""
 KNOWN_AFTER = 16
 """From so many departures on the rate is good enough to refuse by it."""
+FORGET_NS = 5_000_000_000
+"""After so long at rest, how slow it was before says nothing."""
 UNKNOWN_S = 1.0
 LONGEST_RETRY_S = 60.0
 """Clients' libraries take no advice to wait longer than a minute."""
@@ -72,8 +74,11 @@ class Admission:
 
     def _begin(self) -> None:
         if self._empty_since_ns is not None:
-            self._idle_ns += self._clock.now_ns() - self._empty_since_ns
+            idle_ns = self._clock.now_ns() - self._empty_since_ns
+            self._idle_ns += idle_ns
             self._empty_since_ns = None
+            if idle_ns > FORGET_NS:
+                self._departures_ns.clear()
 
     def _busy_ns(self) -> int:
         return self._clock.now_ns() - self._idle_ns

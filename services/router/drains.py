@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +23,8 @@ STAY = 0.5
 """Of the time that a worker gives: running answers may end by themselves."""
 SPREAD = 0.25
 """Of the same time, after that: they are moved."""
+SAME_END_S = 0.1
+"""A stream that opens anew tells the same end again, a little earlier or later."""
 RETRY_S = 0.5
 """Between two looks for somebody to go on, while there is nobody."""
 
@@ -38,7 +41,8 @@ class Drains:
     """One per router, on its event loop."""
 
     mover: Mover
-    workers: set[str] = field(default_factory=set)
+    workers: dict[str, float] = field(default_factory=dict)
+    """When each will be gone, in the loop's time."""
 
     def staying(self, workers: Iterable[LiveWorker]) -> list[LiveWorker]:
         """Those that can be given new work."""
@@ -47,13 +51,14 @@ class Drains:
         return [worker for worker in workers if worker.incarnation not in self.workers]
 
     def begin(self, worker: str, seconds: float) -> None:
-        """It will be there for `seconds` more. Idempotent."""
-        if worker in self.workers:
+        """It will be there for `seconds` more. Said again, only an earlier end counts."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + seconds
+        if ends_s >= self.workers.get(worker, math.inf) - SAME_END_S:
             return
-        self.workers.add(worker)
+        self.workers[worker] = ends_s
         legs = self.mover.needing(worker)
         log.info("worker %s drains: %d legs in %g s", worker, len(legs), seconds)
-        loop = asyncio.get_running_loop()
         loop.call_later(STAY * seconds, self._move, worker, SPREAD * seconds)
         for running, leg in legs:
             if leg.machine.stage is Stage.QUEUED:
@@ -61,7 +66,7 @@ class Drains:
 
     def over(self, worker: str) -> None:
         """It is gone."""
-        self.workers.discard(worker)
+        self.workers.pop(worker, None)
 
     def _move(self, worker: str, within_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -303,6 +303,8 @@ class Worker:
             return "starting"
         if not self._session.node.serving:
             return "the engine makes no progress"
+        if able and self._drain.remaining_ms is not None:
+            return "it drains"
         if able and (self._presence is None or not self._presence.registered):
             return "Redis does not hold its lease"
         return ""

@@ -23,14 +23,14 @@ class Drain:
         self._hurry = asyncio.Event()
 
     def begin(self, budget_s: float | None = None) -> bool:
-        """False when it had begun: the end stays the earlier one."""
-        now_ns = self._clock.now_ns()
+        """Whether that sets the end: a later one than there is does not."""
         budget_s = self._budget_s if budget_s is None else budget_s
-        ends_ns = now_ns + int(budget_s * 1e9)
-        first = not self._begun.is_set()
-        self._ends_ns = ends_ns if first else min(self._ends_ns, ends_ns)
+        ends_ns = self._clock.now_ns() + int(budget_s * 1e9)
+        if self._begun.is_set() and ends_ns >= self._ends_ns:
+            return False
+        self._ends_ns = ends_ns
         self._begun.set()
-        return first
+        return True
 
     def hurry(self) -> None:
         """End now, whatever is left."""

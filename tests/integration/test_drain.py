@@ -23,7 +23,7 @@ from kvrelay.shared.types import Role
 
 TEXT = "/v1/completions"
 STREAMS = 20
-BUDGET_S = 1.0
+BUDGET_S = 2.0
 SHAPE: dict[str, Any] = {
     "kernels": "reference",
     "drain_s": BUDGET_S,
@@ -70,7 +70,7 @@ def requests_of(seed: str, count: int, tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-REQUESTS = requests_of("drain", 2 * STREAMS, 300)
+REQUESTS = requests_of("drain", 2 * STREAMS, 500)
 
 
 def timed(stack: Stack, body: dict[str, Any]) -> tuple[Answer, float]:
@@ -153,7 +153,7 @@ def test_what_does_not_fit_the_time_is_cut_off_and_said(
     stack.workers.remove(idle)
     with streams(stack, STREAMS) as futures:
         said = drain(stack, last.name, 0.1)
-        assert (said.returncode, "requests were cut off" in said.stdout) == (1, True), said
+        assert (said.returncode, "requests were still with it" in said.stdout) == (1, True), said
         assert last.wait() == 0
         last.start()
         assert [future.result()[0] for future in futures] == undisturbed[:STREAMS]

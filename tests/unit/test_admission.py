@@ -52,9 +52,21 @@ def test_time_at_rest_says_nothing_about_the_rate() -> None:
     clock = Clock()
     admission = Admission(10, 60.0, clock)
     served(admission, clock, 20, 0.5)
-    clock.seconds += 3600.0
+    clock.seconds += 4.0
     admission.enter(10)
     assert refused(admission).retry_after_s == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_slow_phase_is_forgotten_at_rest() -> None:
+    clock = Clock()
+    admission = Admission(10, 1.0, clock)
+    served(admission, clock, 70, 3.0)
+    admission.enter(1)
+    assert "limit is 1 s" in str(refused(admission))
+    admission.leave()
+    clock.seconds += 600.0
+    admission.enter(1)
+    admission.enter(1)
 
 
 def test_who_would_wait_longer_than_the_deadline_is_refused_now() -> None:

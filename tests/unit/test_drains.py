@@ -44,7 +44,7 @@ def drained(legs: Legs, seconds: float) -> Legs:
     async def scene() -> None:
         drains = Drains(legs)
         drains.begin("decode", seconds)
-        drains.begin("decode", 0.0)
+        drains.begin("decode", seconds)
         assert drains.staying([PREFILL, DECODE]) == [PREFILL]
         await asyncio.sleep(2 * seconds)
         drains.over("decode")
@@ -59,6 +59,20 @@ def test_what_waits_moves_at_once_and_what_runs_one_after_the_other() -> None:
     first, *rest = legs.moved_s
     assert first == 0.0
     assert rest == [40.0 * STAY + 40.0 * SPREAD * at / 4 for at in range(4)]
+
+
+def test_an_earlier_end_counts_and_the_same_again_does_not() -> None:
+    async def scene() -> None:
+        legs = Legs([Stage.DECODING])
+        drains = Drains(legs)
+        drains.begin("decode", 60.0)
+        await asyncio.sleep(1.0)
+        drains.begin("decode", 59.0)
+        drains.begin("decode", 4.0)
+        await asyncio.sleep(100.0)
+        assert legs.moved_s == [1.0 + 4.0 * STAY]
+
+    run_virtual(scene)
 
 
 def test_a_leg_that_ended_by_itself_is_not_moved() -> None:
@@ -84,7 +98,7 @@ def test_a_drain_ends_with_its_legs_its_time_or_in_a_hurry() -> None:
         drain = Drain(VirtualClock(loop), 10.0)
         assert drain.remaining_ms is None
         assert drain.begin() and not drain.begin(20.0) and drain.remaining_ms == 10_000
-        assert not drain.begin(5.0) and drain.remaining_ms == 5_000, "the earlier end counts"
+        assert drain.begin(5.0) and drain.remaining_ms == 5_000, "the earlier end counts"
         gone_s = loop.time() + 1.0
         assert await drain.wait(lambda: int(loop.time() < gone_s)) == 0
         assert loop.time() == pytest.approx(1.0, abs=0.1)

@@ -24,8 +24,8 @@ from kvrelay.services.deployment import (
     child_env,
     worker_configs,
 )
+from kvrelay.services.local import run_folder
 from kvrelay.services.router.config import RouterConfig
-from kvrelay.services.up import run_folder
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.config import WorkerConfig
 
@@ -108,8 +108,10 @@ def test_it_prints_each_part_and_a_curl_and_leaves_nothing_after_ctrl_c(
     assert f"kvrelay serves tiny at {url}/v1" in said
     assert f"curl {url}/v1/chat/completions" in said
     [logs] = (tmp_path / "cache" / "runs").iterdir()
-    assert sorted(log.name for log in logs.iterdir()) == sorted(f"{p}.log" for p in PARTS)
+    kept = sorted(f"{p}.log" for p in PARTS)
+    assert sorted(file.name for file in logs.iterdir()) == ["cluster.json", *kept]
     assert up.end(signal.SIGINT) == (0, "stopping ...\nstopped\n")
+    assert sorted(file.name for file in logs.iterdir()) == kept
     assert up.left() == []
     assert list(up.temp.iterdir()) == []
 
