@@ -30,7 +30,7 @@ from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.gen.relay_pb2_grpc import WorkerStub
 
 LIMIT_S = 1.0
-SEATS, AT_A_TIME = 8, 20
+SEATS, AT_A_TIME = 8, 5
 """Of decode; and how many clients come and go while they are taken."""
 TRIES = 5
 GIVEN_UP_S = 30.0
