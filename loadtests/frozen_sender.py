@@ -188,7 +188,10 @@ def main() -> int:
     ):
         try:
             for _ in range(given.times):
+                begun_s = time.monotonic()
                 cluster.once()
+                took_s = time.monotonic() - begun_s
+                console.print(f"round {cluster.rounds}: {cluster.answers} answers, {took_s:.1f} s")
         except NotSo as problem:
             console.print(f"FAILED  {problem}", markup=False)
             return 1
