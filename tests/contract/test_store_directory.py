@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -24,15 +23,6 @@ from kvrelay.shared.types import Incarnation, Role
 
 KEYS = Keys("t")
 IDLE = LoadRecord(0, 0, 0, 64, 64, 0.0, 0.0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ValkeyServer(port=port) as running:
-        yield running
 
 
 @pytest.fixture

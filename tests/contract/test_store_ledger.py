@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,15 +17,6 @@ from kvrelay.shared.store.keys import REQUEST_TTL_MS, Keys
 from kvrelay.shared.store.ledger import Ledger, LedgerCounts, LedgerEvent, Phase
 
 KEYS = Keys("t")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ValkeyServer(port=port) as running:
-        yield running
 
 
 @pytest.fixture

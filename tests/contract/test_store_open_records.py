@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -19,15 +18,6 @@ from kvrelay.shared.store.records import OpenRecord
 
 KEYS = Keys("t")
 RUNNING = LedgerEvent("a", Phase.DECODING, 1, "p", "d", 12, 3, nonce=2**48 - 1)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ValkeyServer(port=port) as running:
-        yield running
 
 
 @pytest.fixture

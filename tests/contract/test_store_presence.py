@@ -49,15 +49,6 @@ def worker() -> WorkerRecord:
     )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ValkeyServer(port=port) as running:
-        yield running
-
-
 @pytest.fixture
 def client(server: ValkeyServer) -> Iterator[redis.Redis]:
     with redis.Redis(port=server.port) as connected:

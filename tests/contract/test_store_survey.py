@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -41,15 +40,6 @@ WORKER = WorkerRecord(
     max_num_seqs=8,
 )
 ROUTER = RouterRecord(Incarnation("r" * 32), "router", "10.0.0.9:8000", "token")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ValkeyServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with ValkeyServer(port=port) as running:
-        yield running
 
 
 @pytest.fixture
