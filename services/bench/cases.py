@@ -77,7 +77,7 @@ def step_work(model: ModelConfig, item_bytes: int, rows: Iterable[tuple[int, int
     FLOPs: two per weight and token, four per head element, query and key that it sees.
     """
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    layer = model.hidden * (2 * q + 2 * kv + 3 * model.intermediate)
+    layer = model.layer_weights
     head = model.hidden * model.vocab
     kv_bytes, flops = 0, 0
     for context, count in rows:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable
 
+from kvrelay.services.router.appointments import Appointments
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import Overloaded
 
@@ -25,7 +27,8 @@ class Admission:
     than `longest_s` is refused now, rather than taken and failed by that deadline later.
 
     Refused clients are told different times, one departure apart: were all of them told when the
-    next place is free, they would come back together, and all but one in vain.
+    next place is free, they would come back together, and all but one in vain. Who comes when told
+    to finds a place: up to half of them are kept from newcomers for those who are due about now.
     """
 
     def __init__(self, limit: int, longest_s: float, clock: Clock) -> None:
@@ -39,28 +42,29 @@ class Admission:
         self._empty_since_ns: int | None = clock.now_ns()
         self._promised_ns = 0
         """When the client that was told to come last is to come."""
+        self._appointments = Appointments()
         self.waiting = 0
 
-    def enter(self, legs: int) -> None:
-        """Raises `Overloaded` with the time after which there should be room."""
+    def enter(self, legs: int, who: Hashable) -> None:
+        """`who`: what the request has in common with itself when it comes again. Raises
+        `Overloaded` with the time after which there should be room."""
         if self.waiting == 0:
             self._begin()
-        excess = self.waiting + legs - self._limit
-        if excess > 0:
-            raise self._refusal(
-                legs,
-                excess,
-                f"{self.waiting} choices wait for their first token and {legs} more would exceed "
-                f"the limit of {self._limit}",
-            )
+        now_s = self._clock.now_ns() / 1e9
+        expected = self._appointments.keep(who, legs, now_s)
+        kept = 0 if expected else min(self._appointments.legs_about(now_s), self._limit // 2)
+        excess = max(float(self.waiting + legs - (self._limit - kept)), 0.0)
+        why = f"{legs} more would exceed the limit of {self._limit}"
+        if kept:
+            why += f", of which {kept} are kept for those who were told to come now"
         per_leg_s = self._per_leg_s()
-        if len(self._departures_ns) >= KNOWN_AFTER and self.waiting * per_leg_s > self._longest_s:
-            raise self._refusal(
-                legs,
-                self.waiting - self._longest_s / per_leg_s,
-                f"{self.waiting} choices wait for their first token, which would take about "
-                f"{self.waiting * per_leg_s:.0f} s, and the limit is {self._longest_s:g} s",
-            )
+        waits_s = self.waiting * per_leg_s
+        if not excess and len(self._departures_ns) >= KNOWN_AFTER and waits_s > self._longest_s:
+            excess = self.waiting - self._longest_s / per_leg_s
+            why = f"that takes about {waits_s:.0f} s, and the limit is {self._longest_s:g} s"
+        if excess:
+            message = f"{self.waiting} choices wait for their first token, and {why}"
+            raise Overloaded(message, retry_after_s=self._told_s(legs, who, excess, expected))
         self.waiting += legs
 
     def leave(self) -> None:
@@ -69,8 +73,9 @@ class Admission:
         self._departures_ns.append(self._busy_ns())
         if self.waiting == 0:
             self._empty_since_ns = self._clock.now_ns()
-        if self.waiting <= self._limit // 2:
-            self._promised_ns = 0  # whoever comes has room
+        if self.waiting <= self._limit // 4:  # whoever comes has room, those who were told as well
+            self._promised_ns = 0
+            self._appointments.clear()
 
     def _begin(self) -> None:
         if self._empty_since_ns is not None:
@@ -90,13 +95,18 @@ class Admission:
         window_ns = self._busy_ns() - self._departures_ns[0]
         return window_ns / 1e9 / (len(self._departures_ns) - 1)
 
-    def _refusal(self, legs: int, excess: float, message: str) -> Overloaded:
+    def _told_s(self, legs: int, who: Hashable, excess: float, expected: bool) -> float:
+        """When to come again, from now. Who came when told to does not queue up anew."""
         now_ns = self._clock.now_ns()
         per_leg_s = self._per_leg_s()
         if per_leg_s == 0.0:
-            return Overloaded(message, retry_after_s=UNKNOWN_S)
-        room_ns = now_ns + int(excess * per_leg_s * 1e9)
-        after_last_ns = self._promised_ns + int(legs * per_leg_s * 1e9)
+            return UNKNOWN_S
         longest_ns = now_ns + int(LONGEST_RETRY_S * 1e9)
-        self._promised_ns = min(max(room_ns, after_last_ns), longest_ns)
-        return Overloaded(message, retry_after_s=max(0.05, (self._promised_ns - now_ns) / 1e9))
+        due_ns = min(now_ns + int(excess * per_leg_s * 1e9), longest_ns)
+        if not expected:
+            after_last_ns = self._promised_ns + int(legs * per_leg_s * 1e9)
+            due_ns = self._promised_ns = min(max(due_ns, after_last_ns), longest_ns)
+        told_s = max(0.05, (due_ns - now_ns) / 1e9)
+        if due_ns < longest_ns:
+            self._appointments.make(who, legs, now_ns / 1e9 + told_s)
+        return told_s

@@ -110,7 +110,7 @@ class Dispatcher:
         if self.draining:
             raise Unavailable("the server is shutting down")
         self._available.check()
-        self._admission.enter(len(request.legs))
+        self._admission.enter(len(request.legs), tuple(spec.prompt for spec in request.legs))
         self._roster.look()
         watch = self._observer.begin(request)
         running = RunningRequest(self, request, watch)

@@ -72,6 +72,21 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ModelError(f"head_dim {self.head_dim} is odd: rope needs pairs")
 
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of one layer."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return self.hidden * (2 * q + 2 * kv + 3 * self.intermediate)
+
+    @property
+    def even_context(self) -> int:
+        """Tokens of context at which attention to them is as many operations as the matrices of a
+        layer: two for each of their elements, four for each query element and token. 0 where
+        a window keeps attention from growing with the context."""
+        if self.sliding_window:
+            return 0
+        return self.layer_weights // (2 * self.heads * self.head_dim)
+
 
 def read_config(source: ModelSource) -> ModelConfig:
     """The configuration of a resolved model.

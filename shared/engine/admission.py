@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kvrelay.shared.engine.messages import Expect, Instruction, NeedRoom, Room, Started
 from kvrelay.shared.engine.plan import PlannedRow
 from kvrelay.shared.engine.queue import LAST, LegQueue, Rank
-from kvrelay.shared.engine.rows import row_for
+from kvrelay.shared.engine.rows import Allowance
 from kvrelay.shared.engine.state import EngineState, Hit, Leg
 from kvrelay.shared.kv.runs import run_lengths
 from kvrelay.shared.lifecycle import Phase
@@ -79,18 +79,16 @@ def must_be_next(leg: Leg | None) -> bool:
 
 
 def admit(
-    state: EngineState, left: int, out: list[Instruction], before: Rank = LAST
+    state: EngineState, left: Allowance, out: list[Instruction], before: Rank = LAST
 ) -> list[PlannedRow]:
     """Start waiting legs that rank before `before`, each with all the blocks it needs or not."""
     rows: list[PlannedRow] = []
-    if left <= 0 or (must_be_next(state.reservations.head) and not must_be_next(state.ready.head)):
+    if left.spent or (must_be_next(state.reservations.head) and not must_be_next(state.ready.head)):
         return rows
     for leg, hit in fitting(state, state.ready, before):
         start(state, leg, hit, out)
-        count = min(leg.pending, left)
-        rows.append(row_for(leg, count))
-        left -= count
-        if left == 0:
+        rows.append(left.take(leg))
+        if left.spent:
             break
     return rows
 

@@ -35,8 +35,8 @@ class Engine:
 
     # ---- planning ----------------------------------------------------------------------------
 
-    def plan(self, budget_tokens: int) -> tuple[Plan | None, Out]:
-        return scheduler.plan(self.state, budget_tokens)
+    def plan(self, budget: int) -> tuple[Plan | None, Out]:
+        return scheduler.plan(self.state, budget)
 
     def complete(self, plan: Plan, result: StepResult) -> Out:
         """Apply what a step computed. The legs of the plan are the ones that were running then."""

@@ -24,6 +24,7 @@ from typing import Protocol
 from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.pace import Pace
 from kvrelay.shared.engine.plan import Plan, Runner, StepResult
+from kvrelay.shared.engine.rows import work_of_rows
 from kvrelay.shared.engine.state import EngineState
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Machine(Protocol):
     @property
     def state(self) -> EngineState: ...
     def handle(self, event: Event) -> list[Instruction]: ...
-    def plan(self, budget_tokens: int) -> tuple[Plan | None, list[Instruction]]: ...
+    def plan(self, budget: int) -> tuple[Plan | None, list[Instruction]]: ...
     def complete(self, plan: Plan, result: StepResult) -> list[Instruction]: ...
     def fail_step(self, plan: Plan, message: str) -> list[Instruction]: ...
 
@@ -133,7 +134,8 @@ class EngineLoop:
         elapsed_ns = time.monotonic_ns() - begun_ns
         work_ns = time.thread_time_ns() - worked_ns
         self.steps += 1
-        self.pace.observe(plan.tokens, elapsed_ns, work_ns, outputs_only=outputs_only)
+        work = work_of_rows(plan.rows, self.engine.state.limits.even_context)
+        self.pace.observe(work, elapsed_ns, work_ns, outputs_only=outputs_only)
         self.on_step(plan, elapsed_ns)
         return self.engine.complete(plan, result)
 

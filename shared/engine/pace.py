@@ -1,7 +1,8 @@
-"""How many tokens a step may hold so that it lasts about as long as it should.
+"""How much work a step may hold so that it lasts about as long as it should.
 
-A short step is what makes cancelling, progress and fairness quick. Time per token is a running mean
-over the last tokens rather than over the last steps: a small step says little about a large one.
+A short step is what makes cancelling, progress and fairness quick. Work is counted in tokens that
+have nobody before them (`work_of`). Time per token is a running mean over the last tokens rather
+than over the last steps: a small step says little about a large one.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ class Pace:
     """`budget()` before a step, `observe()` after it."""
 
     max_tokens: int
+    """A step's budget until it was measured how long one takes."""
     floor_tokens: int
     """Never less than this, or nothing would move on a slow machine: one block."""
     target_step_ns: int
     beside_streams: int | None = None
-    """Most tokens of prompts in a step in which streams get their next token; None is no less."""
+    """Most work on prompts in a step in which streams get their next token; None is no bound."""
     steps: MeanTime = field(default_factory=MeanTime)
-    """Of steps in which prompts are computed, by all their tokens."""
+    """Of steps in which prompts are computed, by all their work."""
     prompts: MeanTime = field(default_factory=MeanTime)
     """Of the same steps by the prompts' tokens alone, whatever streams run beside them."""
     output_step_ns: float = 0.0
@@ -55,14 +57,13 @@ class Pace:
     """Of the same steps the time that the engine's thread had a processor."""
 
     def budget(self, streams: int) -> int:
-        """Tokens for a step beside which `streams` legs get their next token: those count, too."""
-        most = self.max_tokens
+        """Work for a step beside which `streams` legs get their next token: those count, too."""
+        fitting = self.max_tokens - streams
+        if self.steps.ns_per_token:
+            left_ns = max(self.target_step_ns - self._outputs_ns(streams), 0.0)
+            fitting = int(left_ns / self.steps.ns_per_token)
         if streams and self.beside_streams is not None:
-            most = min(most, streams + self.beside_streams)
-        if self.steps.ns_per_token == 0.0:
-            return most
-        left_ns = max(self.target_step_ns - self._outputs_ns(streams), 0.0)
-        fitting = min(most - streams, int(left_ns / self.steps.ns_per_token))
+            fitting = min(fitting, self.beside_streams)
         return streams + max(self.floor_tokens, fitting - fitting % self.floor_tokens)
 
     def _outputs_ns(self, streams: int) -> float:
@@ -72,13 +73,14 @@ class Pace:
             return streams / self.output_streams * self.output_step_ns if streams else 0.0
         return self.output_step_ns + (streams - self.output_streams) * self.steps.ns_per_token
 
-    def observe(self, tokens: int, elapsed_ns: int, work_ns: int, *, outputs_only: bool) -> None:
+    def observe(self, work: int, elapsed_ns: int, work_ns: int, *, outputs_only: bool) -> None:
+        """A step of so much work; a token of a stream is one."""
         if outputs_only:
             self.output_step_ns = smooth(self.output_step_ns, elapsed_ns)
             self.output_work_ns = smooth(self.output_work_ns, work_ns)
-            self.output_streams = smooth(self.output_streams, tokens)
-        elif tokens >= self.floor_tokens:
-            self.steps.observe(tokens, elapsed_ns)
+            self.output_streams = smooth(self.output_streams, work)
+        elif work >= self.floor_tokens:
+            self.steps.observe(work, elapsed_ns)
 
     def apart_ns(self, duty: float) -> float:
         """From the begin of a step that only decodes to the next, for taking only this part of a

@@ -1,4 +1,4 @@
-"""`plan`: what the next step computes. A function of the state and a token budget, nothing else.
+"""`plan`: what the next step computes. A function of the state and a budget, nothing else.
 
 One arithmetic: `computed` chases `total`. A chunk of a prompt, a prefix hit, KV that arrived from a
 peer and a decode step are the same move. Order of rights to memory: running legs, then preempted
@@ -10,23 +10,24 @@ from __future__ import annotations
 from kvrelay.shared.engine.admission import admit, ask_for_room, grant_room
 from kvrelay.shared.engine.messages import Instruction
 from kvrelay.shared.engine.plan import Plan, PlannedRow
-from kvrelay.shared.engine.rows import chunk_rows, share_out, tokens_of
+from kvrelay.shared.engine.rows import Allowance, chunk_rows, share_out
 from kvrelay.shared.engine.state import EngineState, Leg
 from kvrelay.shared.lifecycle import Phase
 
 
-def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Instruction]]:
+def plan(state: EngineState, budget: int) -> tuple[Plan | None, list[Instruction]]:
     """The next step (None when nothing can be computed) and what the world must be told.
 
     Changes phases and the pool it is handed; reads no clock, no socket, no tensor. Legs that are
-    one token from their next are always in it; the budget is for what else is computed.
+    one token from their next are always in it; the budget, in tokens that have nobody before them,
+    is for what else is computed.
     """
     out: list[Instruction] = []
     preempted = grow_running(state)
-    rows, chunks, left = share_out(state, budget_tokens)
+    rows, chunks, left = share_out(state, budget)
     state.streams = len(rows)
     fresh = fill(state, chunks, left, out, starting=not preempted)
-    state.planned_tokens += len(rows) + tokens_of(fresh)
+    state.planned_tokens += len(rows) + sum(len(row.tokens) for row in fresh)
     rows += fresh
     if not preempted:
         grant_room(state, out)
@@ -39,17 +40,22 @@ def plan(state: EngineState, budget_tokens: int) -> tuple[Plan | None, list[Inst
 
 
 def fill(
-    state: EngineState, chunks: list[Leg], left: int, out: list[Instruction], *, starting: bool
+    state: EngineState,
+    chunks: list[Leg],
+    left: Allowance,
+    out: list[Instruction],
+    *,
+    starting: bool,
 ) -> list[PlannedRow]:
-    """Prompts for the tokens that are left: the running ones (`chunks`) and those that start.
+    """Prompts for what is left of the step: the running ones (`chunks`) and those that start.
 
-    Who starts and ranks before the running ones gets its tokens before them.
+    Who starts and ranks before the running ones gets its share before them.
     """
     if not starting or not state.waiting:
         return chunk_rows(chunks, left)
     rows = admit(state, left, out, before=chunks[0].rank) if chunks else []
-    rows += chunk_rows(chunks, left - tokens_of(rows))
-    return rows + admit(state, left - tokens_of(rows), out)
+    rows += chunk_rows(chunks, left)
+    return rows + admit(state, left, out)
 
 
 def grow_running(state: EngineState) -> bool:

@@ -35,6 +35,9 @@ class EngineLimits:
     """Most blocks in one chunk of the relay."""
     watermark_blocks: int = 1
     """Kept free for running legs, besides some for each of them, while new ones are let in."""
+    even_context: int = 0
+    """So many tokens before a token are as much work as the rest of computing it: what bounds a
+    step counts them. 0 counts tokens alone."""
     policy: Policy = fcfs
 
 

@@ -71,6 +71,7 @@ def limits_of(facts: Facts, config: WorkerConfig, fingerprint: Mapping[str, str]
         vocab_size=facts.model.vocab,
         salt=group_of(fingerprint),
         policy=POLICIES[config.scheduling_policy],
+        even_context=facts.model.even_context,
     )
 
 

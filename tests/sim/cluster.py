@@ -82,7 +82,7 @@ class SimEngineLoop:
         events, self._inbox = self._inbox, []
         for event in events:
             self._out(self.engine.handle(event))
-        plan, out = self.engine.plan(budget_tokens=self.engine.state.limits.max_num_batched_tokens)
+        plan, out = self.engine.plan(budget=self.engine.state.limits.max_num_batched_tokens)
         self._out(out)
         if plan is None:
             self._stepping = bool(self._inbox)

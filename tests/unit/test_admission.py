@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
+from collections.abc import Hashable
 from dataclasses import dataclass
+from statistics import mean
 
 import pytest
 
@@ -24,28 +27,32 @@ class Clock:
         return self.now_ns()
 
 
-def refused(admission: Admission, legs: int = 1) -> Overloaded:
+STRANGERS = itertools.count()
+
+
+def refused(admission: Admission, legs: int = 1, who: Hashable | None = None) -> Overloaded:
+    """Unless said, it is somebody who never came before."""
     with pytest.raises(Overloaded) as caught:
-        admission.enter(legs)
+        admission.enter(legs, next(STRANGERS) if who is None else who)
     return caught.value
 
 
 def served(admission: Admission, clock: Clock, count: int, every_s: float) -> None:
     """So many come and leave, one at a time."""
     for _ in range(count):
-        admission.enter(1)
+        admission.enter(1, "")
         clock.seconds += every_s
         admission.leave()
 
 
 def test_it_is_all_or_nothing() -> None:
     admission = Admission(4, 60.0, Clock())
-    admission.enter(3)
+    admission.enter(3, "")
     assert "3 choices wait" in str(refused(admission, 2)) and admission.waiting == 3
-    admission.enter(1)
+    admission.enter(1, "")
     assert "limit of 4" in str(refused(admission))
     admission.leave()
-    admission.enter(1)
+    admission.enter(1, "")
 
 
 def test_time_at_rest_says_nothing_about_the_rate() -> None:
@@ -53,7 +60,7 @@ def test_time_at_rest_says_nothing_about_the_rate() -> None:
     admission = Admission(10, 60.0, clock)
     served(admission, clock, 20, 0.5)
     clock.seconds += 4.0
-    admission.enter(10)
+    admission.enter(10, "")
     assert refused(admission).retry_after_s == pytest.approx(0.5, rel=0.1)
 
 
@@ -61,12 +68,12 @@ def test_a_slow_phase_is_forgotten_at_rest() -> None:
     clock = Clock()
     admission = Admission(10, 1.0, clock)
     served(admission, clock, 70, 3.0)
-    admission.enter(1)
+    admission.enter(1, "")
     assert "limit is 1 s" in str(refused(admission))
     admission.leave()
     clock.seconds += 600.0
-    admission.enter(1)
-    admission.enter(1)
+    admission.enter(1, "")
+    admission.enter(1, "")
 
 
 def test_who_would_wait_longer_than_the_deadline_is_refused_now() -> None:
@@ -74,28 +81,28 @@ def test_who_would_wait_longer_than_the_deadline_is_refused_now() -> None:
     admission = Admission(512, 60.0, clock)
     served(admission, clock, 30, 2.0)
     for _ in range(31):
-        admission.enter(1)
+        admission.enter(1, "")
     error = refused(admission)
     assert "about 62 s, and the limit is 60 s" in str(error)
     assert 1.0 <= error.retry_after_s <= 4.0
     clock.seconds += 4.0
     admission.leave()
     admission.leave()
-    admission.enter(1)
+    admission.enter(1, "")
 
 
 def test_those_refused_are_told_to_come_one_after_the_other() -> None:
     clock = Clock()
     admission = Admission(10, 60.0, clock)
     served(admission, clock, 20, 0.1)
-    admission.enter(10)
+    admission.enter(10, "")
     told = [refused(admission).retry_after_s for _ in range(1000)]
     assert told[:3] == pytest.approx([0.1, 0.2, 0.3], rel=0.2)
     assert told[-1] == LONGEST_RETRY_S
-    for _ in range(5):
+    for _ in range(8):
         clock.seconds += 0.1
         admission.leave()
-    admission.enter(5)
+    admission.enter(8, "")
     assert refused(admission).retry_after_s == pytest.approx(0.1, rel=0.2)
 
 
@@ -120,7 +127,7 @@ def test_after_a_burst_the_times_told_come_true() -> None:
             next_s += rng.expovariate(10.0)
         clock.seconds = at_s
         try:
-            admission.enter(1)
+            admission.enter(1, number)
         except Overloaded as error:
             wait_s = math.ceil(error.retry_after_s)  # as the header says it
             told_s.setdefault(number, at_s + wait_s)
@@ -133,3 +140,80 @@ def test_after_a_burst_the_times_told_come_true() -> None:
     print(f"let in at {ratios[0]:.2f} to {ratios[-1]:.2f} of the time first told")
     good = sum(0.5 <= ratio <= 2.0 for ratio in ratios)
     assert good >= 0.9 * len(ratios)
+
+
+class Overloading:
+    """Room for 50, ten served a second, ten times as many newcomers."""
+
+    def __init__(self, come_back: float, seconds: int = 58) -> None:
+        self._rng = random.Random(7)
+        self._come_back = come_back
+        self._clock = Clock()
+        self._admission = Admission(50, 60.0, self._clock)
+        served(self._admission, self._clock, 64, 0.1)
+        begun_s = self._departs_s = self._clock.seconds
+        self._end_s = begun_s + seconds
+        self._coming = [(begun_s + number / 100, number) for number in range(seconds * 100)]
+        self._told: dict[int, tuple[float, float]] = {}
+        """By client: when it first came, and how long it was told to wait."""
+        self.ratios: list[float] = []
+        """Of those who came back and were served: how long it took to what they were first told."""
+        self.in_vain = self.served = 0
+        """Came back and were not served in twice the time they were told; all who were served."""
+        self.queues: list[int] = []
+        while self._coming:
+            self._come(*heapq.heappop(self._coming))
+
+    def _come(self, at_s: float, number: int) -> None:
+        self._serve_until(at_s)
+        first_s, told_s = self._told.get(number, (at_s, 0.0))
+        try:
+            self._admission.enter(1, f"request {number}")
+        except Overloaded as error:
+            again_s = at_s + error.retry_after_s + self._rng.random()  # of the network, and chance
+            if told_s and again_s > first_s + 2 * told_s:
+                self.in_vain += 1
+            elif (told_s or self._rng.random() < self._come_back) and again_s < self._end_s:
+                heapq.heappush(self._coming, (again_s, number))
+            self._told.setdefault(number, (at_s, max(error.retry_after_s, 1.0)))
+        else:
+            if told_s:
+                self.ratios.append((at_s - first_s) / told_s)
+
+    def _serve_until(self, at_s: float) -> None:
+        while self._departs_s <= at_s:
+            self._clock.seconds = self._departs_s
+            self.queues.append(self._admission.waiting)
+            if self._admission.waiting:
+                self._admission.leave()
+                self.served += 1
+            self._departs_s += self._rng.expovariate(10.0)
+        self._clock.seconds = at_s
+
+
+def test_who_comes_when_told_to_is_served_though_nine_in_ten_are_newcomers() -> None:
+    seen = Overloading(come_back=1.0)
+    assert len(seen.ratios) > 400 and seen.served > 500
+    good = sum(0.5 <= ratio <= 2.0 for ratio in seen.ratios)
+    assert good >= 0.95 * (len(seen.ratios) + seen.in_vain)
+
+
+def test_places_kept_for_those_who_never_come_are_no_more_than_half() -> None:
+    seen = Overloading(come_back=0.0)
+    assert seen.ratios == [] and seen.served > 500
+    assert 20 <= mean(seen.queues) <= 50
+
+
+def test_who_was_told_to_come_and_finds_no_room_is_not_put_at_the_end() -> None:
+    clock = Clock()
+    admission = Admission(10, 60.0, clock)
+    served(admission, clock, 20, 0.1)
+    admission.enter(10, "")
+    told_s = refused(admission, who="first").retry_after_s
+    for _ in range(200):
+        refused(admission)
+    clock.seconds += told_s
+    assert refused(admission, who="first").retry_after_s < 1.0 < refused(admission).retry_after_s
+    admission.leave()
+    assert "kept for those who were told" in str(refused(admission))
+    admission.enter(1, "first")

@@ -20,6 +20,7 @@ from kvrelay.shared.engine.messages import Cancel, Instruction, Serve, TokenOut
 from kvrelay.shared.engine.native_runner import NativeRunner
 from kvrelay.shared.engine.pace import Pace
 from kvrelay.shared.engine.plan import Plan, PlannedRow, Runner
+from kvrelay.shared.engine.rows import work_of_rows
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.intmath import cdiv
 from kvrelay.shared.types import LegRef, LegSpec, SamplingParams
@@ -58,7 +59,8 @@ class KvrelaySystem:
         result = self.runner.run(plan)
         elapsed_ns = time.monotonic_ns() - begun_ns
         outputs_only = all(len(row.tokens) == 1 for row in plan.rows)
-        self.pace.observe(plan.tokens, elapsed_ns, elapsed_ns, outputs_only=outputs_only)
+        work = work_of_rows(plan.rows, self.engine.state.limits.even_context)
+        self.pace.observe(work, elapsed_ns, elapsed_ns, outputs_only=outputs_only)
         return self._tokens(self.engine.complete(plan, result))
 
     def _tokens(self, out: list[Instruction]) -> list[int]:
@@ -132,6 +134,7 @@ def open_system(settings: dict[str, Any]) -> KvrelaySystem:
         max_model_len=capacity.max_model_len,
         vocab_size=model.vocab,
         salt=b"bench",
+        even_context=model.even_context,
     )
     gc.collect()
     gc.freeze()  # as a worker does

@@ -30,9 +30,9 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class MakePlan:
-    """`plan(budget_tokens)`."""
+    """`plan(budget)`."""
 
-    budget_tokens: int
+    budget: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,8 +101,8 @@ def entry_line(entry: Entry) -> bytes:
         case Handle(event):
             name = type(event).__name__
             return b'["%s",%s,%s]\n' % (name.encode(), _EVENTS[name].dump_json(event), outcome)
-        case MakePlan(budget_tokens):
-            return b'["plan",%d,%s]\n' % (budget_tokens, outcome)
+        case MakePlan(budget):
+            return b'["plan",%d,%s]\n' % (budget, outcome)
         case Complete(drawn):
             return b'["complete",%s,%s]\n' % (_dump(drawn), outcome)
         case FailStep(message):

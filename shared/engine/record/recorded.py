@@ -42,10 +42,10 @@ class RecordedEngine:
     def fail_step(self, plan: Plan, message: str) -> Out:
         return self._noted(FailStep(message), lambda: self._engine.fail_step(plan, message))
 
-    def plan(self, budget_tokens: int) -> tuple[Plan | None, Out]:
-        asked = MakePlan(budget_tokens)
+    def plan(self, budget: int) -> tuple[Plan | None, Out]:
+        asked = MakePlan(budget)
         try:
-            plan, out = self._engine.plan(budget_tokens)
+            plan, out = self._engine.plan(budget)
         except Exception as error:
             self._note(Entry(asked, raised=named(error)))
             raise

@@ -134,8 +134,8 @@ class Replay:
         match line.asked:
             case Handle(event):
                 return None, self.engine.handle(event)
-            case MakePlan(budget_tokens):
-                self._plan, out = self.engine.plan(budget_tokens)
+            case MakePlan(budget):
+                self._plan, out = self.engine.plan(budget)
                 return self._plan, out
             case Complete() as complete:
                 plan = self._taken(line.number)
