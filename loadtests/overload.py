@@ -1,8 +1,9 @@
 """Many times what the servers can do: who is refused, what they are told, and how the others fare.
 
-First the capacity, by as many clients as the queue has places, each with one request at a time.
-Then a multiple of it for a while, whoever comes: a refused client comes back once, when it was told
-to. Then a probe every 0.1 s until one is served. `python -m loadtests.overload --help`.
+First the capacity: as many clients, each with one request at a time, as are served with nobody
+refused. Then a multiple of it for a while, whoever comes: a refused client comes back when it was
+told to, and again. Then a probe every 0.1 s until one is served. `python -m loadtests.overload
+--help`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from kvrelay.shared.checkpoint.fetch import cache_dir, default_model_path
 
 WARM = 8
 PROBE_S = 0.1
+APART_S = 0.03
+STEP_S = 10.0
+STEP = 1.2
+"""So many times as many clients, until one is refused."""
 
 
 @dataclass(slots=True)
@@ -42,9 +47,10 @@ class Phase:
     failed: list[str] = field(default_factory=list)
     told_s: list[float] = field(default_factory=list)
     """What refused clients were told at first."""
-    served_again: int = 0
-    """Of those refused, served when they came back."""
-    refused_again: int = 0
+    waited: list[float] = field(default_factory=list)
+    """Of those refused and served later: until they had a place, to what they were told first."""
+    in_vain: int = 0
+    """Came back, and had no place in twice the time that they were told at first."""
 
     @property
     def served(self) -> int:
@@ -78,50 +84,70 @@ class Load:
         prompt = [self._rng.randrange(1000, 9000) for _ in range(self._given.prompt)]
         return Request(prompt, self._given.answer)
 
-    async def ask(self) -> Exchange:
-        return await ask(self.server, self.request(), time.monotonic())
+    async def ask(self, request: Request | None = None) -> Exchange:
+        return await ask(self.server, request or self.request(), time.monotonic())
 
     async def capacity(self, clients: int, seconds: float) -> Phase:
-        """Closed loop: a client comes again as soon as it was served."""
+        """Closed loop: a client comes again as soon as it was served. They begin one by one."""
         phase = Phase("capacity")
         begun_s = time.monotonic()
 
-        async def client() -> None:
+        async def client(number: int) -> None:
+            await asyncio.sleep(number * APART_S)
             while time.monotonic() < begun_s + seconds:
                 phase.note(await self.ask())
 
-        await asyncio.gather(*(client() for _ in range(clients)))
+        await asyncio.gather(*map(client, range(clients)))
         phase.seconds = time.monotonic() - begun_s
         return phase
 
-    async def burst(self, per_s: float, seconds: float) -> Phase:
-        """Open loop, evenly spaced."""
-        phase = Phase("overload")
+    async def most_clients(self, first: int) -> int:
+        """As many as are served with nobody refused; `first` are."""
+        clients = first
+        while True:
+            more = math.ceil(clients * STEP)
+            if (await self.capacity(more, STEP_S)).refused:
+                return clients
+            clients = more
+
+    async def burst(self, per_s: float, seconds: float) -> tuple[Phase, Phase]:
+        """Open loop, evenly spaced; and those who came back after its end."""
+        phase, later = Phase("overload", seconds), Phase("later")
         begun_s = time.monotonic()
 
         async def client(at_s: float) -> None:
             await asyncio.sleep(max(0.0, at_s - time.monotonic()))
-            first = await self.ask()
-            if phase.note(first):
-                return
-            told_s = first.retry_after_s
-            if told_s is None:
-                phase.failed.append("429 without Retry-After")
-                return
-            phase.told_s.append(told_s)
-            await asyncio.sleep(told_s)
-            if phase.note(await self.ask()):
-                phase.served_again += 1
-            else:
-                phase.refused_again += 1
+            request = self.request()
+            first_s, told_s = time.monotonic(), 0.0
+            while True:
+                now = phase if at_s < begun_s + seconds else later
+                if now.note(exchange := await self.ask(request)):
+                    break
+                if exchange.retry_after_s is None:
+                    phase.failed.append("429 without Retry-After")
+                    return
+                passed_s = time.monotonic() - first_s
+                if not told_s:
+                    told_s = exchange.retry_after_s
+                    phase.told_s.append(told_s)
+                elif passed_s > 2 * told_s + 1:
+                    phase.in_vain += 1
+                    return
+                if told_s > self._given.patience:
+                    return
+                await asyncio.sleep(exchange.retry_after_s)
+                at_s = time.monotonic()
+            if told_s:
+                phase.waited.append((at_s - first_s) / told_s)
 
         count = math.ceil(per_s * seconds)
         await asyncio.gather(*(client(begun_s + at / per_s) for at in range(count)))
-        phase.seconds = time.monotonic() - begun_s
-        return phase
+        later.seconds = time.monotonic() - begun_s - seconds
+        return phase, later
 
-    async def recovery(self) -> float:
-        """Seconds until somebody who comes anew is served."""
+    async def recovery(self, after_s: float) -> float:
+        """Seconds until somebody who comes anew when the overload ends is served."""
+        await asyncio.sleep(after_s)
         begun_s = time.monotonic()
         while True:
             if (await self.ask()).status == 200:
@@ -138,24 +164,27 @@ async def measure(given: argparse.Namespace, console: Console) -> int:
     try:
         load = Load(system, random.Random(given.seed), given)
         await asyncio.gather(*(load.ask() for _ in range(WARM)))
-        console.print(f"capacity: {given.queue} clients for {given.seconds:g} s ...")
-        at_capacity = await load.capacity(given.queue, given.seconds)
+        clients = await load.most_clients(given.queue)
+        console.print(f"capacity: {clients} clients for {given.capacity_s:g} s ...")
+        at_capacity = await load.capacity(clients, given.capacity_s)
         before = memory_mib(system)
         per_s = given.times * at_capacity.per_s
         console.print(f"overload: {per_s:.1f} requests/s for {given.seconds:g} s ...")
-        under = await load.burst(per_s, given.seconds)
-        recovered_s = await load.recovery()
+        (under, later), recovered_s = await asyncio.gather(
+            load.burst(per_s, given.seconds), load.recovery(given.seconds)
+        )
         after = memory_mib(system)
     finally:
         system.stop()
-    show(console, (at_capacity, under))
+    show(console, (at_capacity, under, later))
     ratio = percentile(under.ttft_s, 0.99) / percentile(at_capacity.ttft_s, 0.99)
-    back = under.served_again + under.refused_again
+    back = len(under.waited) + under.in_vain
+    good = sum(0.5 <= ratio <= 2.0 for ratio in under.waited)
     console.print(f"p99 TTFT of the accepted, overload to capacity: {ratio:.2f}")
-    console.print(f"of {back} that came back when told to, {under.served_again} were served")
+    console.print(f"of {back} that came back when told to, {good} had a place in half to twice it")
     console.print(f"a newcomer after it was served within {recovered_s:.2f} s")
     console.print(f"memory of all parts: {before:.0f} MiB before, {after:.0f} after")
-    return int(bool(at_capacity.failed or under.failed))
+    return int(bool(at_capacity.failed or under.failed or later.failed))
 
 
 def memory_mib(system: System) -> float:
@@ -188,7 +217,14 @@ def show(console: Console, phases: Sequence[Phase]) -> None:
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=__doc__)
     out.add_argument("--times", type=float, default=10.0, help="capacity; default: %(default)s")
-    out.add_argument("--seconds", type=float, default=60.0, help="of each; default: %(default)s")
+    out.add_argument("--seconds", type=float, default=60.0, help="of it; default: %(default)s")
+    out.add_argument("--capacity-s", type=float, default=30.0, help="default: %(default)s")
+    out.add_argument(
+        "--patience",
+        type=float,
+        default=90.0,
+        help="who is told more goes away; default: %(default)s",
+    )
     out.add_argument("--queue", type=int, default=64, help="places; default: %(default)s")
     out.add_argument("--prompt", type=int, default=64, help="tokens in; default: %(default)s")
     out.add_argument("--answer", type=int, default=16, help="tokens out; default: %(default)s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 
-from kvrelay.services.router.appointments import Appointments
+from kvrelay.services.router.appointments import Appointments, is_turn
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import Overloaded
 
@@ -16,8 +16,11 @@ KNOWN_AFTER = 16
 FORGET_NS = 5_000_000_000
 """After so long at rest, how slow it was before says nothing."""
 UNKNOWN_S = 1.0
-LONGEST_RETRY_S = 60.0
-"""Clients' libraries take no advice to wait longer than a minute."""
+BOOKED = 0.8
+"""So much of what departs is promised to those who were refused: the rest is for newcomers, who
+would wait behind all of them otherwise, also when the load is long over."""
+LONGEST_RETRY_S = 600.0
+"""Nobody is told to come later."""
 
 
 class Admission:
@@ -26,9 +29,9 @@ class Admission:
     It is bounded in number, and in time once the rate of departures is known: who would wait longer
     than `longest_s` is refused now, rather than taken and failed by that deadline later.
 
-    Refused clients are told different times, one departure apart: were all of them told when the
-    next place is free, they would come back together, and all but one in vain. Who comes when told
-    to finds a place: up to half of them are kept from newcomers for those who are due about now.
+    Refused clients are told different times, about a departure apart: were all told when the next
+    place is free, they would come back together, and all but one in vain. Who comes when told to
+    finds a place: up to half of them are kept from newcomers for those who are due about now.
     """
 
     def __init__(self, limit: int, longest_s: float, clock: Clock) -> None:
@@ -51,7 +54,8 @@ class Admission:
         if self.waiting == 0:
             self._begin()
         now_s = self._clock.now_ns() / 1e9
-        expected = self._appointments.keep(who, legs, now_s)
+        turn = self._appointments.came(who, legs, now_s)
+        expected = turn is not None and is_turn(turn, now_s)
         kept = 0 if expected else min(self._appointments.legs_about(now_s), self._limit // 2)
         excess = max(float(self.waiting + legs - (self._limit - kept)), 0.0)
         why = f"{legs} more would exceed the limit of {self._limit}"
@@ -64,7 +68,7 @@ class Admission:
             why = f"that takes about {waits_s:.0f} s, and the limit is {self._longest_s:g} s"
         if excess:
             message = f"{self.waiting} choices wait for their first token, and {why}"
-            raise Overloaded(message, retry_after_s=self._told_s(legs, who, excess, expected))
+            raise Overloaded(message, retry_after_s=self._told_s(legs, who, excess, turn))
         self.waiting += legs
 
     def leave(self) -> None:
@@ -95,18 +99,20 @@ class Admission:
         window_ns = self._busy_ns() - self._departures_ns[0]
         return window_ns / 1e9 / (len(self._departures_ns) - 1)
 
-    def _told_s(self, legs: int, who: Hashable, excess: float, expected: bool) -> float:
-        """When to come again, from now. Who came when told to does not queue up anew."""
+    def _told_s(self, legs: int, who: Hashable, excess: float, turn: int | None) -> float:
+        """When to come again, from now. Who came when told to (`turn`) does not queue up anew."""
         now_ns = self._clock.now_ns()
         per_leg_s = self._per_leg_s()
         if per_leg_s == 0.0:
             return UNKNOWN_S
         longest_ns = now_ns + int(LONGEST_RETRY_S * 1e9)
-        due_ns = min(now_ns + int(excess * per_leg_s * 1e9), longest_ns)
-        if not expected:
-            after_last_ns = self._promised_ns + int(legs * per_leg_s * 1e9)
-            due_ns = self._promised_ns = min(max(due_ns, after_last_ns), longest_ns)
-        told_s = max(0.05, (due_ns - now_ns) / 1e9)
-        if due_ns < longest_ns:
-            self._appointments.make(who, legs, now_ns / 1e9 + told_s)
+        room_ns = now_ns + int(excess * per_leg_s * 1e9)
+        if turn is None:
+            after_last_ns = self._promised_ns + int(legs * per_leg_s / BOOKED * 1e9)
+            turn_ns = self._promised_ns = min(max(room_ns, after_last_ns), longest_ns)
+        else:
+            turn_ns = min(max(room_ns, turn * 1_000_000_000), longest_ns)
+        told_s = max(0.05, (turn_ns - now_ns) / 1e9)
+        if turn_ns < longest_ns:
+            self._appointments.make(who, legs, now_ns / 1e9, now_ns / 1e9 + told_s)
         return told_s

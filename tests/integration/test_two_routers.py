@@ -1,8 +1,4 @@
-"""Two routers on one Redis share the same workers: evenly, and nothing that they count drifts.
-
-Workers report their load each half second, and what comes in less time is placed by older reports:
-the requests take some seconds.
-"""
+"""Two routers on one Redis share the same workers: evenly, and nothing that they count drifts."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ from kvrelay.shared.store.keys import ASSIGNED_TTL_MS, LEASE_MS, Keys
 pytestmark = pytest.mark.leaks_allowed  # a router is started
 
 KEYS = Keys("kvrelay")
-CLIENTS = 32
 PROMPT_TOKENS, ANSWER_TOKENS = 96, 24
 UNEVEN = 1.3
 ACCOUNTS = {
@@ -63,7 +58,7 @@ def work(stack: Stack) -> dict[str, float]:
 
 
 async def ask_all(
-    routers: Routers, bodies: list[dict[str, Any]], leaves: list[Leave | None]
+    routers: Routers, bodies: list[dict[str, Any]], leaves: list[Leave | None], clients: int
 ) -> tuple[list[Answer], dict[str, float]]:
     """By turns through each router, so many at a time; also each worker's mean queue meanwhile."""
     places = [place_of(stack.router.detail["address"]) for stack in routers]
@@ -77,13 +72,13 @@ async def ask_all(
             await asyncio.sleep(0.1)  # of a sampling, not a wait for something
 
     async def client(number: int) -> None:
-        for at in range(number, len(bodies), CLIENTS):
+        for at in range(number, len(bodies), clients):
             place = places[number % len(places)]
             answers[at] = await ask(place, bodies[at], leaves[at])
 
     answers: dict[int, Answer] = {}
     watching = asyncio.create_task(watch())
-    await asyncio.gather(*map(client, range(CLIENTS)))
+    await asyncio.gather(*map(client, range(clients)))
     watching.cancel()
     return [answers[at] for at in range(len(bodies))], {
         name: mean(depths) for name, depths in queues.items()
@@ -100,9 +95,13 @@ def uneven(by_worker: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("cancels", "requests"), [(0.0, 200), (0.4, 400)], ids=["all stay", "some leave"]
+    ("cancels", "requests", "clients"),
+    [(0.0, 200, 200), (0.4, 400, 32)],
+    ids=["all at once", "some leave"],
 )
-def test_work_is_even_and_nothing_drifts(routers: Routers, cancels: float, requests: int) -> None:
+def test_work_is_even_and_nothing_drifts(
+    routers: Routers, cancels: float, requests: int, clients: int
+) -> None:
     first, rng = routers[0], random.Random(f"two routers {cancels}")
     base: dict[str, Any] = {
         "model": first.model,
@@ -119,7 +118,7 @@ def test_work_is_even_and_nothing_drifts(routers: Routers, cancels: float, reque
     ]
     until(partial(at_rest, first), START_S, "all accounts begin at nothing")
     before = work(first)
-    answers, queues = asyncio.run(ask_all(routers, bodies, leaves))
+    answers, queues = asyncio.run(ask_all(routers, bodies, leaves, clients))
     given = {name: amount - before[name] for name, amount in work(first).items()}
 
     stayed = [answer for answer, leave in zip(answers, leaves, strict=True) if leave is None]

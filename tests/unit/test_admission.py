@@ -96,7 +96,7 @@ def test_those_refused_are_told_to_come_one_after_the_other() -> None:
     admission = Admission(10, 60.0, clock)
     served(admission, clock, 20, 0.1)
     admission.enter(10, "")
-    told = [refused(admission).retry_after_s for _ in range(1000)]
+    told = [refused(admission).retry_after_s for _ in range(7000)]
     assert told[:3] == pytest.approx([0.1, 0.2, 0.3], rel=0.2)
     assert told[-1] == LONGEST_RETRY_S
     for _ in range(8):
@@ -202,6 +202,24 @@ def test_places_kept_for_those_who_never_come_are_no_more_than_half() -> None:
     seen = Overloading(come_back=0.0)
     assert seen.ratios == [] and seen.served > 500
     assert 20 <= mean(seen.queues) <= 50
+
+
+def test_who_comes_after_a_minute_because_no_library_waits_longer_keeps_its_turn() -> None:
+    clock = Clock()
+    admission = Admission(10, 600.0, clock)
+    served(admission, clock, 20, 0.5)
+    admission.enter(10, "")
+    for _ in range(200):
+        refused(admission)
+    told_s = refused(admission, who="patient").retry_after_s
+    assert told_s == pytest.approx(125, rel=0.1), "a fifth of the places is for newcomers"
+    clock.seconds += 60.0
+    again_s = refused(admission, who="patient").retry_after_s
+    assert again_s == pytest.approx(told_s - 60.0, abs=1.5)
+    clock.seconds += again_s
+    admission.leave()
+    refused(admission)
+    admission.enter(1, "patient")
 
 
 def test_who_was_told_to_come_and_finds_no_room_is_not_put_at_the_end() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
+from kvrelay.services.router.appointments import LONGEST_S
 from kvrelay.shared.errors import (
     DeadlineExceeded,
     KvrelayError,
@@ -60,11 +61,12 @@ def failure_of(error: KvrelayError) -> Failure:
 
 
 def _retry_after(seconds: float) -> tuple[tuple[str, str], ...]:
-    """In whole seconds, as HTTP has it, and exactly, as OpenAI's clients read it."""
+    """In whole seconds, as HTTP has it, and exactly, as OpenAI's clients read it: these wait for a
+    minute at most, and are told what is left of a longer time when they come again."""
     milliseconds = max(1, math.ceil(seconds * 1000))
     return (
         ("retry-after", str(math.ceil(milliseconds / 1000))),
-        ("retry-after-ms", str(milliseconds)),
+        ("retry-after-ms", str(min(milliseconds, LONGEST_S * 1000))),
     )
 
 
