@@ -58,6 +58,36 @@ class SamplingParams:
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    """Both are subtracted from the logits of tokens that the answer has: once, and once each."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that prompt or answer have: positive ones are divided by it, others
+    multiplied."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logits of these ids, which are in ascending order."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """No others may be drawn; empty is all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids whose last one may not be drawn right behind the others."""
+    logprobs: int | None = None
+    """How many of the likeliest ids are told with each token, besides its own; None tells none."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
+    grammar: str = ""
+    """What the answer must be: a grammar as llguidance serialises it; empty is anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of probabilities at one position: of the model's own distribution, before
+    temperature, filters, penalties, bias or grammar."""
+
+    chosen: float
+    rank: int
+    """Of the chosen token: 1 is the likeliest."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(id, logprob), the likeliest first; of equal ones the lower id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvrelay.shared.types import FinishReason, ValidRequest
+from kvrelay.shared.types import FinishReason, Logprobs, ValidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,10 @@ class TokenEvent:
     index: int
     token: int
     finish: FinishReason | None = None
+    logprobs: Logprobs | None = None
+    """If the request wants them."""
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    """With a leg's first token (index 0), if the request wants them: of prompt tokens 1, 2, ..."""
 
 
 class Generation(Protocol):
