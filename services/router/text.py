@@ -23,15 +23,21 @@ class LegText:
         hidden: Set[int],
         stop: Sequence[str] = (),
         unsearched_tokens: int = 0,
+        include_stop: bool = False,
     ) -> None:
         """`hidden` ids (control tokens) are no text. Stops are not looked for in the text of the
-        first `unsearched_tokens` tokens: a request's `min_tokens`."""
+        first `unsearched_tokens` tokens: a request's `min_tokens`. With `include_stop` the text
+        ends behind the stop string, so that nothing is held back for it."""
         self._token_bytes = token_bytes
         self._hidden = hidden
         self._stop = tuple(stop)
         self._unsearched_tokens = unsearched_tokens
+        self._include_stop = include_stop
         self._decoder = _REPLACING(errors="replace")
         self._held = ""
+        """May begin a stop; with `include_stop` it was shown all the same."""
+        self.characters = 0
+        """Of all tokens so far: those held back, and those of a stop, included."""
         self.stopped = False
         """A stop string was met; the text before it is complete."""
 
@@ -41,6 +47,7 @@ class LegText:
             return ""
         data = b"" if token in self._hidden else self._token_bytes(token)
         text = self._decoder.decode(data)
+        self.characters += len(text)
         if self._unsearched_tokens > 0:
             self._unsearched_tokens -= 1
             return text
@@ -51,20 +58,23 @@ class LegText:
         if self.stopped:
             return ""
         text = self._decoder.decode(b"", final=True)
+        self.characters += len(text)
         text = self._search(text) if text and self._stop else text
         held, self._held = self._held, ""
-        return text + held
+        return text if self._include_stop else text + held
 
     def _search(self, text: str) -> str:
+        shown = len(self._held) if self._include_stop else 0
         text = self._held + text
         ends = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
         if ends:
             self.stopped = True
             self._held = ""
-            return text[: min(ends)[1]]
+            end, start = min(ends)
+            return text[shown : end if self._include_stop else start]
         cut = min((_partial(text, stop) for stop in self._stop), default=len(text))
         self._held = text[cut:]
-        return text[:cut]
+        return text[shown:] if self._include_stop else text[:cut]
 
 
 def _partial(text: str, stop: str) -> int:

@@ -14,19 +14,24 @@ from kvrelay.services.router.text import LegText
 HIDDEN = -1
 
 
-def run(pieces: Sequence[bytes], stop: Sequence[str] = (), unsearched: int = 0) -> list[str]:
+def run(
+    pieces: Sequence[bytes],
+    stop: Sequence[str] = (),
+    unsearched: int = 0,
+    include_stop: bool = False,
+) -> list[str]:
     """Each delta, with what `finish` gives at the end. Token i is pieces[i]."""
-    machine = LegText(lambda token: pieces[token], {HIDDEN}, stop, unsearched)
+    machine = LegText(lambda token: pieces[token], {HIDDEN}, stop, unsearched, include_stop)
     deltas = [machine.feed(token) for token in range(len(pieces))]
     return [*deltas, machine.finish()]
 
 
-def cut(text: str, stop: Sequence[str]) -> str:
+def cut(text: str, stop: Sequence[str], include_stop: bool = False) -> str:
     """The definition: read character by character, end at the first moment a stop is complete."""
     for end in range(1, len(text) + 1):
         starts = [end - len(s) for s in stop if text[:end].endswith(s)]
         if starts:
-            return text[: min(starts)]
+            return text[: end if include_stop else min(starts)]
     return text
 
 
@@ -38,6 +43,11 @@ def pieces(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> list[bytes]:
     return [whole[a:b] for a, b in pairwise(edges)]
 
 
+FAMILY = "👨‍👩‍👧"  # three people, joined
+FLAG, THUMB, HEART = "🇩🇪", "👍🏽", "❤️"  # pairs, a skin tone, a variation selector
+COMBINED = "e\u0301o\u0308\u0323"  # marks behind their letters
+MIXED = f"日本語{FAMILY}{COMBINED} {FLAG}{THUMB}한{HEART}\u2028é"
+
 few = st.text("abé🙂", max_size=24)
 stops = st.lists(st.text("abé🙂", min_size=1, max_size=4), max_size=3)
 
@@ -48,6 +58,45 @@ def test_any_cut_into_tokens_gives_the_text_up_to_the_first_complete_stop(
 ) -> None:
     text = b"".join(tokens).decode()
     assert "".join(run(tokens, stop)) == cut(text, stop)
+
+
+@given(pieces(few.map(str.encode)), stops)
+def test_with_the_stop_included_nothing_is_held_back_for_it(
+    tokens: list[bytes], stop: list[str]
+) -> None:
+    text = b"".join(tokens).decode()
+    machine = LegText(lambda token: tokens[token], {HIDDEN}, stop, include_stop=True)
+    shown, read = "", b""
+    for token, data in enumerate(tokens):
+        shown += machine.feed(token)
+        read += data
+        if not machine.stopped:
+            assert shown == read.decode("utf-8", "ignore")
+    assert shown + machine.finish() == cut(text, stop, include_stop=True)
+
+
+@given(pieces(st.just(MIXED.encode())), st.booleans(), st.data())
+def test_any_cut_of_any_writing_and_any_stop_in_it(
+    tokens: list[bytes], include_stop: bool, data: st.DataObject
+) -> None:
+    """Inside a joined emoji, too: a stop is a string, not a grapheme."""
+    at = data.draw(st.integers(0, len(MIXED) - 1))
+    stop = [MIXED[at : data.draw(st.integers(at + 1, len(MIXED)))]]
+    deltas = run(tokens, stop, include_stop=include_stop)
+    assert "".join(deltas) == cut(MIXED, stop, include_stop)
+    assert not any("\ufffd" in delta for delta in deltas)
+
+
+@given(pieces(few.map(str.encode)), stops)
+def test_characters_count_all_that_was_read(tokens: list[bytes], stop: list[str]) -> None:
+    machine = LegText(lambda token: tokens[token], {HIDDEN}, stop)
+    read = b""
+    for token, data in enumerate(tokens):
+        machine.feed(token)
+        read += data
+        if machine.stopped:
+            return
+        assert machine.characters == len(read.decode("utf-8", "ignore"))
 
 
 @given(pieces(st.binary(max_size=24)))
