@@ -122,19 +122,44 @@ class LegRef:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What the client is told of an answer, and how: the router's alone, workers see none of it."""
+
+    choices: int = 1
+    """Answers to each prompt."""
+    candidates: int = 1
+    """Legs of each prompt, of which the likeliest `choices` are answered."""
+    logprobs: int | None = None
+    """As in `SamplingParams`, which may ask for more than is told."""
+    prompt_logprobs: int | None = None
+    echo: tuple[str, ...] = ()
+    """The text of each prompt, told before its answers; empty when that is not asked for."""
+    prompt_only: bool = False
+    """The one token that must be drawn is neither told nor counted (`max_tokens` 0)."""
+    include_stop: bool = False
+    """What ended the answer, a stop string or token, is part of its text."""
+    show_special: bool = False
+    """Control tokens are text, too."""
+    token_ids: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ValidRequest:
     """A client's request after the one place that parses and checks it (`services.router`)."""
 
     request_id: str
     model: str
     legs: tuple[LegSpec, ...]
-    """Prompt-major: leg `i * n + j` is choice j of prompt i, and has that `index` in the answer."""
+    """Prompt-major: leg `i * candidates + j` is candidate j of prompt i. Without a `best_of` above
+    `n` that is also its `index` in the answer."""
     prompt_tokens: int
     """Summed over prompts, each counted once however many choices it has (as OpenAI counts)."""
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
     chat: bool = False
+    form: AnswerForm = AnswerForm()
     client_label: str = ""
     """The client's own X-Request-Id: a label for people, never a key."""
     received_ns: int = 0

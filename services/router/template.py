@@ -8,7 +8,7 @@ which the sandbox bounds, and what they write is counted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, TypedDict
 
@@ -20,6 +20,23 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kvrelay.shared.errors import ModelError, RequestError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+
+RESERVED = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "bos_token",
+        "eos_token",
+        "raise_exception",
+        "strftime_now",
+    }
+)
+"""Names that a request may not give a value of its own: other fields, or the model, do that."""
+
+_END = "\ufdd3"
+"""Behind the content that the answer continues; a noncharacter, which stripping does not touch."""
 
 
 class Message(TypedDict, total=False):
@@ -56,22 +73,30 @@ class ChatTemplate:
         self.knows_developer = "developer" in source
         """Whether it can be given the role `developer`, the newer name for `system`."""
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt text, ending where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt text, ending where the assistant's answer begins if that is asked for.
 
+        `variables`: more names for the template; none of its own, see `RESERVED`.
         Raises `RequestError` with the template's own complaint, or when the text grows too long.
         """
         pieces = []
         characters = 0
-        variables = {
+        names = {
+            **(variables or {}),
             "messages": list(messages),
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": add_generation_prompt,
             **self._tokens,
         }
         try:
-            for piece in self._template.generate(variables):
+            for piece in self._template.generate(names):
                 pieces.append(piece)
                 characters += len(piece)
                 if characters > MAX_RENDERED_CHARACTERS:
@@ -81,6 +106,21 @@ class ChatTemplate:
         except RecursionError as error:
             raise _refusal("the model's chat template recurses too deep on these") from error
         return "".join(pieces)
+
+    def render_open(
+        self, messages: Sequence[Message], *, variables: Mapping[str, object] | None = None
+    ) -> str:
+        """The prompt text, ending with the last message's content: the answer goes on with it.
+
+        Raises `RequestError`, also when the template does not show that content.
+        """
+        *before, last = messages
+        marked: Message = {**last, "content": last["content"] + _END}
+        text = self.render([*before, marked], add_generation_prompt=False, variables=variables)
+        end = text.rfind(_END)
+        if end < 0:
+            raise _refusal("the model's chat template does not show the last one's content")
+        return text[:end]
 
 
 class Generation(Extension):

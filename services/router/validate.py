@@ -7,13 +7,21 @@ long for a long text, so the caller chooses the thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
+from kvrelay.services.router.conversation import conversation
 from kvrelay.services.router.openai.schema import MAX_LEGS, ChatBody, CompletionBody, Sampled
-from kvrelay.services.router.template import ChatTemplate, Message
+from kvrelay.services.router.sampling import (
+    Vocabulary,
+    refusal,
+    sampling_params,
+    told_logprobs,
+)
+from kvrelay.services.router.template import ChatTemplate
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
 from kvrelay.shared.errors import RequestError
-from kvrelay.shared.types import MAX_SEED, LegSpec, SamplingParams, ValidRequest
+from kvrelay.shared.types import AnswerForm, LegSpec, SamplingParams, ValidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's `max_tokens` of /v1/completions."""
@@ -22,6 +30,10 @@ SURE_CHARACTERS = 4
 PIECE_CHARACTERS = 1 << 15
 CUT_TOKENS = 16
 """More tokens than cutting a text in two can add."""
+MAX_PROMPT_LOGPROBS = 1 << 19
+"""Of one answer: each is some 60 bytes of it."""
+MAX_LOGPROBS_KEPT = 1 << 22
+"""While several choices are collected. That of one is as long as the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +50,10 @@ class ModelCard:
     template: ChatTemplate | None
     created_s: int
     """Unix time, for /v1/models."""
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer, self.vocab_size)
 
 
 def model_card(
@@ -79,10 +95,16 @@ class Origin:
 def valid_completion(body: CompletionBody, card: ModelCard, origin: Origin) -> ValidRequest:
     """Raises `RequestError`."""
     _check_model(body, card)
+    if body.suffix:
+        raise refusal(
+            "suffix",
+            f"the model {card.names[0]!r} has no fill-in-the-middle, which it needs",
+            code="unsupported_parameter",
+        )
     prompts = [
-        _fitting(card, prompt, "prompt", add_special=True)
+        _fitting(card, prompt, "prompt", body, add_special=True)
         if isinstance(prompt, str)
-        else _known_ids(card, prompt)
+        else _known_ids(card, prompt, body)
         for prompt in body.prompt
     ]
     return _request(body, card, origin, prompts)
@@ -100,22 +122,9 @@ def valid_chat(body: ChatBody, card: ModelCard, origin: Origin) -> ValidRequest:
             param="messages",
             code="unsupported_parameter",
         )
-    text = card.template.render(_guarded(body, card.template, card.tokenizer))
-    return _request(body, card, origin, [_fitting(card, text, "messages", add_special=False)])
-
-
-def _guarded(body: ChatBody, template: ChatTemplate, tokenizer: TokenizerInfo) -> list[Message]:
-    messages: list[Message] = []
-    for given in body.messages:
-        renamed = given.role == "developer" and not template.knows_developer
-        role = "system" if renamed else given.role
-        message = Message(role=role, content=tokenizer.guard(given.content))
-        if given.name is not None:
-            message["name"] = tokenizer.guard(given.name)
-        if given.tool_call_id is not None:
-            message["tool_call_id"] = tokenizer.guard(given.tool_call_id)
-        messages.append(message)
-    return messages
+    text = conversation(body, card.template, card.tokenizer)
+    prompt = _fitting(card, text, "messages", body, add_special=False)
+    return _request(body, card, origin, [prompt])
 
 
 def _check_model(body: Sampled, card: ModelCard) -> None:
@@ -133,66 +142,76 @@ def model_not_found(name: str) -> RequestError:
     )
 
 
-def _fitting(card: ModelCard, text: str, param: str, *, add_special: bool) -> tuple[int, ...]:
+def _fitting(
+    card: ModelCard, text: str, param: str, body: Sampled, *, add_special: bool
+) -> tuple[int, ...]:
     """The ids of a text; one that is far too long is refused before all of it is tokenized."""
     encode = card.tokenizer.encode if add_special else card.tokenizer.encode_guarded
-    if len(text) > SURE_CHARACTERS * card.max_model_len:
+    kept = _kept_tokens(card, body)
+    if kept is not None:
+        text = text[-_characters_of(kept, card.tokenizer) :]
+    elif len(text) > SURE_CHARACTERS * card.max_model_len:
         least = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
             least += max(0, len(encode(piece, False)) - CUT_TOKENS)
             if least >= card.max_model_len:
                 raise _too_long(card, f"at least {least}", param)
-    ids = tuple(encode(text, add_special))
+    ids = tuple(encode(text, add_special))[-(kept or 0) :]
     if not ids:
-        raise _refusal(param, "there is no token in it")
+        raise refusal(param, "there is no token in it")
     if card.vocab_size < card.tokenizer.vocab_size and max(ids) >= card.vocab_size:
         token = card.tokenizer.token_bytes(max(ids)).decode("utf-8", "replace")
-        raise _refusal(param, f"the model has no {token!a}, a token that only its tokenizer knows")
+        raise refusal(param, f"the model has no {token!a}, a token that only its tokenizer knows")
     return ids
 
 
-def _known_ids(card: ModelCard, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    _check_ids(card, "prompt", prompt)
-    return prompt
+def _known_ids(card: ModelCard, prompt: tuple[int, ...], body: Sampled) -> tuple[int, ...]:
+    card.vocabulary.check("prompt", prompt)
+    return prompt[-(_kept_tokens(card, body) or 0) :]
 
 
-def _check_ids(card: ModelCard, param: str, ids: Sequence[int]) -> None:
-    for at, id in enumerate(ids):
-        if not 0 <= id < card.vocab_size:
-            raise RequestError(
-                f"{param}: token ids go from 0 to {card.vocab_size - 1} (given: {_short(id)})",
-                param=f"{param}[{at}]",
-                code="invalid_value",
-            )
+def _kept_tokens(card: ModelCard, body: Sampled) -> int | None:
+    """How many of a prompt's last tokens are read; None for all."""
+    kept = body.truncate_prompt_tokens
+    if kept is None:
+        return None
+    if kept == 0 or kept > card.max_model_len:
+        limits = f"must be -1, or 1 to {card.max_model_len} (given: {kept})"
+        raise refusal("truncate_prompt_tokens", limits)
+    if kept == -1:
+        return max(1, card.max_model_len - max(1, _answer_tokens(body) or 1))
+    return kept
 
 
-def _short(number: int) -> str:
-    return str(number) if abs(number) < 10**30 else "a number of over 30 digits"
+def _characters_of(tokens: int, tokenizer: TokenizerInfo) -> int:
+    """The end of a text with so many characters has more tokens than that, and the last of them do
+    not depend on what is before it. A guarded text has up to three times the characters."""
+    return 3 * (tokens + CUT_TOKENS) * tokenizer.longest_token_bytes
 
 
 def _request(
     body: Sampled, card: ModelCard, origin: Origin, prompts: Sequence[tuple[int, ...]]
 ) -> ValidRequest:
-    chat = isinstance(body, ChatBody)
-    n = body.n or 1
-    _check_together(body, len(prompts) * n)
-    _check_ids(card, "stop_token_ids", body.stop_token_ids or ())
+    form = _form(body, card, prompts)
+    _check_together(body, len(prompts), form)
+    sampling = sampling_params(body, card.vocabulary, origin.seed)
     legs: list[LegSpec] = []
     for prompt in prompts:
-        sampling = _sampling(body, card, origin, len(prompt))
-        for choice in range(n):
+        limited = _limited(sampling, body, card, len(prompt))
+        for choice in range(form.candidates):
             legs.append(
                 LegSpec(
                     leg=f"{origin.request_id}/{len(legs)}",
                     prompt=prompt,
-                    sampling=sampling,
+                    sampling=limited,
                     choice=choice,
                     eos_token_ids=card.tokenizer.special.eos_token_ids,
                     priority=body.priority or 0,
                     cache_salt=body.cache_salt or "",
                 )
             )
+    _check_told(legs, form, bool(body.stream))
     options = body.stream_options
     return ValidRequest(
         request_id=origin.request_id,
@@ -202,31 +221,100 @@ def _request(
         stop=tuple(body.stop or ()),
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
-        chat=chat,
+        chat=isinstance(body, ChatBody),
+        form=form,
         client_label=origin.client_label,
         received_ns=origin.received_ns,
         trace_headers=origin.trace_headers,
     )
 
 
-def _check_together(body: Sampled, legs: int) -> None:
+def _form(body: Sampled, card: ModelCard, prompts: Sequence[tuple[int, ...]]) -> AnswerForm:
+    options = body.stream_options
+    choices = candidates = body.n or 1
+    echo: tuple[str, ...] = ()
+    if isinstance(body, CompletionBody):
+        candidates = body.best_of or choices
+        if body.echo:
+            echo = tuple(map(partial(_echo, body, card), body.prompt, prompts))
+    return AnswerForm(
+        choices=choices,
+        candidates=candidates,
+        logprobs=told_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+        echo=echo,
+        prompt_only=_asked_tokens(body) == 0,
+        include_stop=bool(body.include_stop_str_in_output),
+        show_special=body.skip_special_tokens is False,
+        token_ids=bool(body.return_token_ids),
+        continuous_usage=options is not None and bool(options.continuous_usage_stats),
+    )
+
+
+def _echo(
+    body: Sampled, card: ModelCard, given: str | tuple[int, ...], ids: tuple[int, ...]
+) -> str:
+    """A text as it was given, unless only its end is read."""
+    if isinstance(given, str) and body.truncate_prompt_tokens is None:
+        return given
+    hidden = frozenset() if body.skip_special_tokens is False else card.tokenizer.special_ids
+    shown = (card.tokenizer.token_bytes(id) for id in ids if id not in hidden)
+    return b"".join(shown).decode("utf-8", "replace")
+
+
+def _check_together(body: Sampled, prompts: int, form: AnswerForm) -> None:
     """Rules about more than one field."""
-    if legs > MAX_LEGS:
-        raise _refusal("n", f"prompts times n must be at most {MAX_LEGS}, not {legs}")
+    named = "best_of" if form.candidates > form.choices else "n"
+    if prompts * form.candidates > MAX_LEGS:
+        given = prompts * form.candidates
+        raise refusal(named, f"prompts times {named} must be at most {MAX_LEGS}, not {given}")
+    if form.candidates < form.choices:
+        raise refusal("best_of", f"{form.candidates} is less than n, {form.choices}")
+    if form.candidates > form.choices and body.stream:
+        raise refusal("best_of", "is only allowed without stream: true, unless it is equal to n")
     if body.stream_options is not None and not body.stream:
-        raise _refusal("stream_options", "is only allowed together with stream: true")
-    asked = _asked_tokens(body)
-    if asked is None and not isinstance(body, ChatBody):
-        asked = DEFAULT_COMPLETION_TOKENS
+        raise refusal("stream_options", "is only allowed together with stream: true")
+    if form.prompt_only and not form.echo:
+        raise refusal("max_tokens", "must be at least 1 (given: 0); 0 is allowed with echo: true")
+    asked = _answer_tokens(body)
     if body.min_tokens and asked is not None and body.min_tokens > asked:
-        raise _refusal("min_tokens", f"{body.min_tokens} is more than max_tokens, {asked}")
+        raise refusal("min_tokens", f"{body.min_tokens} is more than max_tokens, {asked}")
+
+
+def _check_told(legs: Sequence[LegSpec], form: AnswerForm, stream: bool) -> None:
+    """What is told of tokens is bounded: it is many times what the tokens themselves are."""
+    sampling = legs[0].sampling
+    if sampling.prompt_logprobs is not None:
+        named = "logprobs" if form.prompt_logprobs is None else "prompt_logprobs"
+        told = (sampling.prompt_logprobs + 1) * sum(len(leg.prompt) for leg in legs)
+        if told > MAX_PROMPT_LOGPROBS:
+            raise refusal(
+                named,
+                f"at most {MAX_PROMPT_LOGPROBS} of all prompts' tokens together, not {told}: ask "
+                "for fewer, or send fewer prompts at once",
+            )
+    if sampling.logprobs is not None and len(legs) > 1 and not stream:
+        told = (sampling.logprobs + 1) * sum(leg.sampling.max_tokens for leg in legs)
+        if told > MAX_LOGPROBS_KEPT:
+            raise refusal(
+                "best_of" if form.logprobs is None else "logprobs",
+                f"at most {MAX_LOGPROBS_KEPT} of all answers' tokens together, not {told}: ask for "
+                "fewer, a smaller max_tokens, or a stream",
+            )
+
+
+def _answer_tokens(body: Sampled) -> int | None:
+    """`max_tokens` as asked for or OpenAI's own; None for all that fit."""
+    asked = _asked_tokens(body)
+    chat = isinstance(body, ChatBody)
+    return DEFAULT_COMPLETION_TOKENS if asked is None and not chat else asked
 
 
 def _asked_tokens(body: Sampled) -> int | None:
     if not isinstance(body, ChatBody) or body.max_completion_tokens is None:
         return body.max_tokens
     if body.max_tokens not in (None, body.max_completion_tokens):
-        raise _refusal("max_tokens", "differs from max_completion_tokens; give only one of them")
+        raise refusal("max_tokens", "differs from max_completion_tokens; give only one of them")
     return body.max_completion_tokens
 
 
@@ -235,31 +323,22 @@ def _asked_name(body: Sampled) -> str:
     return "max_completion_tokens" if named else "max_tokens"
 
 
-def _sampling(body: Sampled, card: ModelCard, origin: Origin, prompt_tokens: int) -> SamplingParams:
-    chat = isinstance(body, ChatBody)
+def _limited(
+    sampling: SamplingParams, body: Sampled, card: ModelCard, prompt_tokens: int
+) -> SamplingParams:
+    """With the token limits that this prompt leaves."""
     room = card.max_model_len - prompt_tokens
     if room < 1:
+        chat = isinstance(body, ChatBody)
         raise _too_long(card, str(prompt_tokens), "messages" if chat else "prompt")
-    asked = _asked_tokens(body)
+    asked = _answer_tokens(body)
     if asked is not None and asked > card.max_model_len:
         limit = f"this model's maximum context length is {card.max_model_len} tokens"
-        raise _refusal(_asked_name(body), f"{asked} is too large: {limit}")
-    max_tokens = min(asked or (room if chat else DEFAULT_COMPLETION_TOKENS), room)
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=max(0, body.top_k or 0),
-        min_p=body.min_p or 0.0,
-        seed=(origin.seed if body.seed is None else body.seed) & MAX_SEED,
-        max_tokens=max_tokens,
-        min_tokens=min(body.min_tokens or 0, max_tokens),
-        ignore_eos=bool(body.ignore_eos),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-    )
-
-
-def _refusal(param: str, message: str) -> RequestError:
-    return RequestError(f"{param}: {message}", param=param, code="invalid_value")
+        raise refusal(_asked_name(body), f"{asked} is too large: {limit}")
+    # Of a prompt alone one token is drawn and not told: it is what makes the prompt be read.
+    max_tokens = room if asked is None else min(max(asked, 1), room)
+    min_tokens = min(body.min_tokens or 0, max_tokens)
+    return replace(sampling, max_tokens=max_tokens, min_tokens=min_tokens)
 
 
 def _too_long(card: ModelCard, tokens: str, param: str) -> RequestError:

@@ -65,3 +65,36 @@ def test_a_template_cannot_write_without_end() -> None:
 def test_a_template_that_does_not_compile_is_a_broken_model() -> None:
     with pytest.raises(ModelError, match=r"the chat template, line 2: .*endfor"):
         render("\n{% for m in messages %}")
+
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def compiled(source: str) -> ChatTemplate:
+    return ChatTemplate(source, "<s>", "</s>")
+
+
+def test_a_new_turn_begins_only_if_that_is_asked_for() -> None:
+    assert compiled(TURNS).render(HI) == "<user>hi</user><assistant>"
+    assert compiled(TURNS).render(HI, add_generation_prompt=False) == "<user>hi</user>"
+
+
+def test_an_open_prompt_ends_with_the_last_content_as_it_is() -> None:
+    said: list[Message] = [*HI, {"role": "assistant", "content": "Once </assistant> \ufdd3 upon  "}]
+    wanted = "<user>hi</user><assistant>Once </assistant> \ufdd3 upon  "
+    assert compiled(TURNS).render_open(said) == wanted
+
+
+def test_a_template_that_hides_the_last_content_cannot_continue_it() -> None:
+    with pytest.raises(RequestError, match="does not show the last one's content") as caught:
+        compiled("{{ messages[0].content }}").render_open([*HI, {"role": "user", "content": "x"}])
+    assert caught.value.param == "messages"
+
+
+def test_variables_are_seen_but_hide_no_name_of_the_template() -> None:
+    source = "{{ style }}{{ messages | length }}{{ bos_token }}"
+    names = {"style": "s", "messages": [], "bos_token": "forged"}
+    assert compiled(source).render(HI, variables=names) == "s1<s>"

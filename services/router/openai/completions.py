@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from kvrelay.services.router.openai.logprobs import completion_logprobs, prompt_logprobs
 from kvrelay.services.router.openai.sse import Envelope
-from kvrelay.services.router.openai.wording import Choice, Usage
-from kvrelay.shared.types import FinishReason, ValidRequest
+from kvrelay.services.router.openai.wording import Choice, Delta, Usage
+from kvrelay.services.router.validate import ModelCard
+from kvrelay.shared.types import ValidRequest
 
 KIND = "text_completion"
 
@@ -15,23 +18,39 @@ KIND = "text_completion"
 class CompletionWording:
     """`Wording` of /v1/completions."""
 
-    def __init__(self, request: ValidRequest, created_s: int) -> None:
+    def __init__(self, request: ValidRequest, card: ModelCard, created_s: int) -> None:
         self._id = f"cmpl-{request.request_id}"
         self._created_s = created_s
-        self._model = request.model
-        self._envelope = Envelope(self._id, KIND, created_s, self._model, request.include_usage)
+        self._request = request
+        self._tokenizer = card.tokenizer
+        self._envelope = Envelope(self._id, KIND, created_s, request.model, request.include_usage)
 
-    def delta(self, leg: int, text: str) -> bytes:
-        return self._chunk(leg, text, "null")
+    def chunk(self, leg: int, delta: Delta, so_far: Usage | None = None) -> bytes:
+        choice = json.dumps(self._choice(leg, leg, delta))
+        return self._envelope.chunk(choice, "" if so_far is None else json.dumps(so_far.so_far()))
 
-    def finish(self, leg: int, reason: FinishReason) -> bytes:
-        return self._chunk(leg, "", f'"{reason}"')
-
-    def _chunk(self, leg: int, text: str, finish: str) -> bytes:
-        return self._envelope.chunk(
-            f'{{"index": {leg}, "text": {json.dumps(text)}, "logprobs": null, '
-            f'"finish_reason": {finish}}}'
-        )
+    def _choice(self, index: int, leg: int, delta: Delta) -> dict[str, Any]:
+        """The same for a piece and for the whole."""
+        form, prompt = self._request.form, self._request.legs[leg].prompt
+        told = delta.echoed + delta.tokens
+        logprobs = None
+        if form.logprobs is not None and told:
+            logprobs = completion_logprobs(told, form.logprobs, self._tokenizer)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish,
+        }
+        first = delta.prompt_logprobs
+        if form.token_ids:
+            choice["token_ids"] = [told.token for told in delta.tokens]
+            if first is not None:
+                choice["prompt_token_ids"] = prompt
+        if form.prompt_logprobs is not None and first is not None:
+            top = form.prompt_logprobs
+            choice["prompt_logprobs"] = prompt_logprobs(prompt, first, top, self._tokenizer)
+        return choice
 
     def usage(self, usage: Usage) -> bytes:
         return self._envelope.usage(json.dumps(usage.as_json()))
@@ -42,15 +61,9 @@ class CompletionWording:
                 "id": self._id,
                 "object": KIND,
                 "created": self._created_s,
-                "model": self._model,
+                "model": self._request.model,
                 "choices": [
-                    {
-                        "index": leg,
-                        "text": choice.text,
-                        "logprobs": None,
-                        "finish_reason": choice.finish,
-                    }
-                    for leg, choice in enumerate(choices)
+                    self._choice(index, leg, answer) for index, (leg, answer) in enumerate(choices)
                 ],
                 "usage": usage.as_json(),
             }

@@ -28,7 +28,7 @@ from kvrelay.services.router.openai.observer import EdgeObserver, Outcome
 from kvrelay.services.router.openai.parse import parse_body
 from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
 from kvrelay.services.router.openai.transcript import Transcript
-from kvrelay.services.router.openai.wording import Wording
+from kvrelay.services.router.openai.wording import Delta, Wording
 from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
 from kvrelay.shared.errors import KvrelayError, Overloaded, Unavailable, WorkerFailed
 from kvrelay.shared.types import ValidRequest
@@ -36,6 +36,8 @@ from kvrelay.shared.types import ValidRequest
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACE_CHARACTERS = 512
+INLINE_TOLD = 1024
+"""Logprobs of more tokens than these are not worded on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Route:
 
     path: str
     parse: Callable[[bytearray, ModelCard, Origin], ValidRequest]
-    wording: Callable[[ValidRequest, int], Wording]
+    wording: Callable[[ValidRequest, ModelCard, int], Wording]
 
 
 def _completion(body: bytearray, card: ModelCard, origin: Origin) -> ValidRequest:
@@ -171,7 +173,8 @@ class GenerateEndpoint:
         outcome = Outcome.FAILED
         self._edge.observer.accepted(request)
         try:
-            await self._deliver(request, transcript, reply)
+            wording = self._route.wording(request, card, self._edge.draws.wall_s())
+            await self._deliver(request, transcript, wording, reply)
             outcome = Outcome.FINISHED
         except (ClientGone, asyncio.CancelledError):
             outcome = Outcome.CLIENT_GONE
@@ -179,8 +182,9 @@ class GenerateEndpoint:
         finally:
             self._edge.observer.ended(request, outcome, transcript.usage)
 
-    async def _deliver(self, request: ValidRequest, transcript: Transcript, reply: Reply) -> None:
-        wording = self._route.wording(request, self._edge.draws.wall_s())
+    async def _deliver(
+        self, request: ValidRequest, transcript: Transcript, wording: Wording, reply: Reply
+    ) -> None:
         generation = self._edge.cluster.generate(request)
         try:
             if request.stream:
@@ -191,8 +195,11 @@ class GenerateEndpoint:
             await generation.aclose()
             transcript.cached_tokens = generation.cached_tokens
         if not request.stream:
+            choices = transcript.choices()
+            told = sum(_told(choice.answer) for choice in choices)
+            body = await _worded(partial(wording.whole, choices, transcript.usage), told)
             self._edge.observer.first_byte(request)
-            await reply.whole(200, wording.whole(transcript.choices(), transcript.usage))
+            await reply.whole(200, body)
             return
         usage = wording.usage(transcript.usage) if request.include_usage else b""
         await reply.write(usage + sse.DONE, last=True)
@@ -206,12 +213,14 @@ class GenerateEndpoint:
         reply: Reply,
     ) -> None:
         async for event in generation:
-            text, finish, cut = transcript.take(event)
+            deltas, cut = transcript.take(event)
             if cut:
                 generation.stop_leg(event.leg)
-            data = wording.delta(event.leg, text) if text else b""
-            if finish is not None:
-                data += wording.finish(event.leg, finish)
+            so_far = transcript.usage if request.form.continuous_usage else None
+            data = b""
+            for delta in deltas:
+                chunk = partial(wording.chunk, event.leg, delta, so_far)
+                data += await _worded(chunk, _told(delta))
             if not reply.started:
                 self._edge.observer.first_byte(request)
                 await reply.start(200, sse.HEADERS)
@@ -229,3 +238,12 @@ async def _collect(generation: Generation, transcript: Transcript) -> None:
         if transcript.complete:
             return
     raise WorkerFailed("the cluster's events ended before every leg did")
+
+
+def _told(delta: Delta) -> int:
+    return len(delta.tokens) + len(delta.echoed) + len(delta.prompt_logprobs or ())
+
+
+async def _worded(word: Callable[[], bytes], told: int) -> bytes:
+    """Many logprobs are worded on a thread: no other stream waits for them."""
+    return word() if told <= INLINE_TOLD else await asyncio.to_thread(word)

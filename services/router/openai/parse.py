@@ -34,7 +34,8 @@ _TOO_DEEP = f"The body is nested too deep: lists and objects may stand {MAX_DEPT
 def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
     """Raises `RequestError`: status 400, `param` names the field."""
     fields = _object(body)
-    wire = _supported(fields, NEUTRAL, "", dropped=IGNORED)
+    neutral = {name: NEUTRAL[name] for name in NEUTRAL.keys() - kind.model_fields.keys()}
+    wire = _supported(fields, neutral, "", dropped=IGNORED)
     messages = wire.get("messages")
     if isinstance(messages, list):
         wire["messages"] = [

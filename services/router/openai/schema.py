@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -20,12 +20,22 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SALT_CHARACTERS = 128
+MAX_BIASED_IDS = 1024
+MAX_ALLOWED_IDS = 4096
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_LOGPROBS = 20
+MAX_TEMPLATE_VARIABLES = 64
 MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 
 Ids: TypeAlias = tuple[int, ...]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Count = Annotated[int, Field(ge=1, le=MAX_INT64)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
+Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
 
 def _prompts(value: object) -> tuple[str | Ids, ...]:
@@ -80,6 +90,11 @@ def _stops(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _or_none(value: object) -> object:
+    """`false` is what the chat route calls no logprobs."""
+    return None if value is False else value
+
+
 def shown(value: object) -> str:
     if isinstance(value, str):
         return ascii(value if len(value) <= 64 else value[:61] + "...")
@@ -99,6 +114,7 @@ class Wire(BaseModel):
 
 class StreamOptions(Wire):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Sampled(Wire):
@@ -116,6 +132,20 @@ class Sampled(Wire):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASED_IDS)] | None = None
+    allowed_token_ids: (
+        Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    prompt_logprobs: Top | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT64)] | None = None
+    """The last so many tokens of a prompt; -1: as many as leave room for the answer."""
+    return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     """Smaller is more urgent."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
@@ -126,6 +156,12 @@ class Sampled(Wire):
 
 class CompletionBody(Sampled):
     prompt: Annotated[tuple[str | Ids, ...], BeforeValidator(_prompts)]
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    """0 only with `echo`: the prompt and its logprobs alone are wanted."""
+    logprobs: Annotated[Top | None, BeforeValidator(_or_none)] = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_LEGS)] | None = None
+    suffix: str | None = None
 
 
 class ChatMessage(Wire):
@@ -138,21 +174,26 @@ class ChatMessage(Wire):
 class ChatBody(Sampled):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: (
+        Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None
+    ) = None
 
 
 IGNORED = frozenset({"user", "metadata", "store", "service_tier"})
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
+    "add_generation_prompt": (True,),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "grammar": (),
@@ -160,30 +201,27 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
     "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
-    "truncate_prompt_tokens": (),
+    "truncation_side": ("left",),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
 }
-"""Known fields that are not supported yet, with the values, besides null, that ask for nothing."""
+"""Known fields that a route does not have, with the values, besides null, that ask for nothing."""
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),

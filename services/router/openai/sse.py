@@ -29,11 +29,14 @@ class Envelope:
     def __init__(self, id: str, kind: str, created_s: int, model: str, include_usage: bool) -> None:
         common = {"id": id, "object": kind, "created": created_s, "model": model}
         self._head = "data: " + json.dumps(common)[:-1] + ', "choices": ['
-        self._tail = '], "usage": null}\n\n' if include_usage else "]}\n\n"
+        self._tail = '], "usage": null' if include_usage else "]"
 
-    def chunk(self, choice: str) -> bytes:
-        """`choice` is the JSON of one choice."""
-        return (self._head + choice + self._tail).encode("ascii")
+    def chunk(self, choice: str, usage: str = "", extra: str = "") -> bytes:
+        """`choice` is the JSON of one choice, `usage` that of an object, if each chunk has it, and
+        `extra` that of more fields, without braces."""
+        tail = f'], "usage": {usage}' if usage else self._tail
+        more = ", " + extra if extra else ""
+        return (self._head + choice + tail + more + "}\n\n").encode("ascii")
 
     def usage(self, usage: str) -> bytes:
         """The last chunk before `DONE`: no choices, `usage` as JSON."""

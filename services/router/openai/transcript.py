@@ -1,22 +1,21 @@
-"""All legs of one request as text: events in, deltas and ends out. No IO."""
+"""All legs of one request as text: events in, deltas out. No IO."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from kvrelay.services.router.generation import TokenEvent
-from kvrelay.services.router.openai.wording import Choice, Usage
-from kvrelay.services.router.text import LegText
+from kvrelay.services.router.openai.legs import Leg
+from kvrelay.services.router.openai.wording import Choice, Delta, Usage, joined
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
-from kvrelay.shared.types import FinishReason, ValidRequest
+from kvrelay.shared.types import ValidRequest
 
 
 class Step(NamedTuple):
     """What one event did to its leg."""
 
-    text: str
-    """May be empty: held back, or no text at all."""
-    finish: FinishReason | None
+    deltas: tuple[Delta, ...]
+    """Often one; none while text is held back."""
     cut: bool
     """The leg ended here by a stop string; the cluster does not know that yet."""
 
@@ -25,47 +24,44 @@ class Transcript:
     """Stops, counts and keeps. Events of a leg that has ended are dropped and not counted."""
 
     def __init__(self, request: ValidRequest, tokenizer: TokenizerInfo) -> None:
-        self._prompt_tokens = request.prompt_tokens
+        self._request = request
         self._completion_tokens = 0
         self.cached_tokens = 0
         """For `usage`; whoever ends the generation knows."""
-        self._machines = [
-            LegText(
-                tokenizer.token_bytes,
-                tokenizer.special_ids,
-                request.stop,
-                unsearched_tokens=leg.sampling.min_tokens,
-            )
-            for leg in request.legs
-        ]
-        self._texts: list[list[str]] = [[] for _ in request.legs]
-        self._ends: dict[int, FinishReason] = {}
+        self._legs = [Leg(request, leg, tokenizer) for leg in range(len(request.legs))]
+        self._open = len(self._legs)
+        self._deltas: list[list[Delta]] = [[] for _ in self._legs]
+        """Of a stream none: they are with the client."""
 
     def take(self, event: TokenEvent) -> Step:
-        if event.leg in self._ends:
-            return Step("", None, cut=False)
-        self._completion_tokens += 1
-        machine = self._machines[event.leg]
-        finish = event.finish
-        text = "" if finish is FinishReason.STOP else machine.feed(event.token)
-        if finish is not None:
-            text += machine.finish()
-        if machine.stopped:
-            finish = FinishReason.STOP
-        if text:
-            self._texts[event.leg].append(text)
-        if finish is not None:
-            self._ends[event.leg] = finish
-        return Step(text, finish, cut=event.finish is None and machine.stopped)
+        """Raises `WorkerFailed` when the event lacks logprobs that were asked for."""
+        leg = self._legs[event.leg]
+        if leg.ended:
+            return Step((), cut=False)
+        deltas = leg.take(event)
+        self._completion_tokens += not self._request.form.prompt_only
+        self._open -= leg.ended
+        if not self._request.stream:
+            self._deltas[event.leg] += deltas
+        return Step(deltas, cut=leg.ended and event.finish is None)
 
     @property
     def complete(self) -> bool:
-        return len(self._ends) == len(self._machines)
+        return self._open == 0
 
     @property
     def usage(self) -> Usage:
-        return Usage(self._prompt_tokens, self._completion_tokens, self.cached_tokens)
+        return Usage(self._request.prompt_tokens, self._completion_tokens, self.cached_tokens)
 
     def choices(self) -> list[Choice]:
-        """Only once `complete`."""
-        return [Choice("".join(text), self._ends[leg]) for leg, text in enumerate(self._texts)]
+        """Of a request that is no stream, once `complete`."""
+        form = self._request.form
+        chosen: list[int] = []
+        for first in range(0, len(self._legs), form.candidates):
+            legs = range(first, first + form.candidates)
+            if form.choices < form.candidates:
+                best = sorted(legs, key=lambda leg: -self._legs[leg].logprob)
+                chosen += best[: form.choices]
+            else:
+                chosen += legs
+        return [Choice(leg, joined(self._deltas[leg])) for leg in chosen]

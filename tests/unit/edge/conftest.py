@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from kvrelay.services.router.openai.api import create_app
 from kvrelay.services.router.openai.generate import Draws, EdgeSettings
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
-from kvrelay.shared.types import FinishReason, ValidRequest
+from kvrelay.shared.types import FinishReason, Logprobs, ValidRequest
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -61,6 +62,26 @@ class ScriptedGeneration:
         self.closed.set()
 
 
+def logprobs_of(token: int, at: int, top: int) -> Logprobs:
+    """Of a token at a place: made up, but always the same. Every fifth has no chance at all."""
+    likeliest = [((token + at + 7 * k) % 263, -0.25 - k) for k in range(top)]
+    chosen = -math.inf if at % 5 == 4 else -0.5 - (token * 31 + at) % 64 / 8
+    return Logprobs(chosen, rank=1 + (token + at) % 9, top=tuple(likeliest))
+
+
+def event_of(
+    request: ValidRequest, leg: int, index: int, token: int, finish: FinishReason | None = None
+) -> TokenEvent:
+    """With the logprobs that the request wants."""
+    spec = request.legs[leg]
+    top, prompt_top = spec.sampling.logprobs, spec.sampling.prompt_logprobs
+    prompt: tuple[Logprobs, ...] = ()
+    if index == 0 and prompt_top is not None:
+        prompt = tuple(logprobs_of(id, i, prompt_top) for i, id in enumerate(spec.prompt) if i)
+    own = None if top is None else logprobs_of(token, leg + index, top)
+    return TokenEvent(leg, index, token, finish, own, prompt)
+
+
 class ScriptedCluster:
     """Remembers each request it was given and the generation it answered with."""
 
@@ -85,17 +106,20 @@ class ScriptedCluster:
 
     def saying(self, text: str, end: FinishReason = FinishReason.STOP) -> Script:
         """Every leg says the text, a token for each byte, legs in turn; EOS follows for STOP."""
-        ids = [self.byte_ids[bytes([byte])] for byte in text.encode()]
-        return lambda request: list(self._events(len(request.legs), ids, end))
+        return self.drawing([self.byte_ids[bytes([byte])] for byte in text.encode()], end)
 
-    def _events(self, legs: int, ids: Sequence[int], end: FinishReason) -> Iterator[TokenEvent]:
-        for index, token in enumerate(ids):
-            last = end is FinishReason.LENGTH and index == len(ids) - 1
-            for leg in range(legs):
-                yield TokenEvent(leg, index, token, end if last else None)
-        if end is FinishReason.STOP:
-            for leg in range(legs):
-                yield TokenEvent(leg, len(ids), self.eos, end)
+    def drawing(self, ids: Sequence[int], end: FinishReason = FinishReason.STOP) -> Script:
+        """The same with token ids; with the logprobs that a request wants."""
+        return lambda request: list(self._events(request, ids, end))
+
+    def _events(
+        self, request: ValidRequest, ids: Sequence[int], end: FinishReason
+    ) -> Iterator[TokenEvent]:
+        tokens = [*ids, self.eos] if end is FinishReason.STOP else ids
+        for index, token in enumerate(tokens):
+            for leg in range(len(request.legs)):
+                finish = end if index == len(tokens) - 1 else None
+                yield event_of(request, leg, index, token, finish)
 
 
 @pytest.fixture(scope="session")

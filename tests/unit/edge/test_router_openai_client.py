@@ -58,6 +58,46 @@ async def test_completions(ai: openai.AsyncOpenAI, cluster: Any) -> None:
     assert "".join([event.choices[0].text async for event in stream]) == TEXT
 
 
+async def test_logprobs_of_a_chat(ai: openai.AsyncOpenAI, cluster: Any) -> None:
+    cluster.script = cluster.saying(TEXT)
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Where?"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+    }
+    answer = await ai.chat.completions.create(**asked)
+    for choice in answer.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        *said, end = choice.logprobs.content
+        assert end.token == "<|im_end|>"
+        assert b"".join(bytes(one.bytes or ()) for one in said).decode() == TEXT
+        assert {len(one.top_logprobs) for one in said} == {2}
+    stream = await ai.chat.completions.create(**asked, stream=True)
+    told: dict[int, list[Any]] = {0: [], 1: []}
+    async for event in stream:
+        for piece in event.choices:
+            if piece.logprobs is not None:
+                told[piece.index] += piece.logprobs.content or []
+    assert told == {
+        choice.index: choice.logprobs.content for choice in answer.choices if choice.logprobs
+    }
+
+
+async def test_an_echo_with_logprobs(ai: openai.AsyncOpenAI, cluster: Any) -> None:
+    cluster.script = cluster.saying("x")
+    asked: dict[str, Any] = {"model": "tiny", "prompt": ["hé", "a"], "echo": True, "logprobs": 2}
+    answer = await ai.completions.create(**asked, max_tokens=0)
+    assert [choice.text for choice in answer.choices] == ["hé", "a"]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert len(logprobs.token_logprobs) == len("hé".encode())
+    best = await ai.completions.create(**asked, n=1, best_of=3, max_tokens=2)
+    assert [(choice.index, choice.text) for choice in best.choices] == [(0, "héx"), (1, "ax")]
+
+
 async def test_models(ai: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in ai.models.list()] == ["tiny", "org/tiny"]
     assert (await ai.models.retrieve("org/tiny")).id == "org/tiny"
