@@ -15,6 +15,8 @@ Incarnation = NewType("Incarnation", str)
 """32 hex digits drawn at each start of a worker or router; compared only for equality."""
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
+"""Of the likeliest ids that are told with a token."""
 
 
 class Role(StrEnum):

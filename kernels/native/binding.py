@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from kvrelay.kernels.native.step import (
+    LOGIT_ROWS,
     Batch,
     Draw,
     Drawing,
@@ -28,7 +29,7 @@ __all__ = ["Batch", "Draw", "Drawing", "Floats", "Library", "NativeError", "Nati
 __all__ += ["Pool", "Shape", "Slot", "Variant"]
 
 LIBRARY = Path(__file__).parent / "libkvrelay_kernels.so"
-ABI = 3
+ABI = 4
 """`KVR_ABI` of the header."""
 VERSION = 4
 """Raised whenever a result changes in any bit."""
@@ -108,7 +109,7 @@ _COMPLAINTS = {
     3: "a position outside the rope table, or a token that is not in the step",
     4: "a block outside the pool",
     5: "no memory for a step of so many tokens",
-    6: "a draw from ids outside the vocabulary",
+    6: "a draw from ids outside the vocabulary, or more logprobs than are told",
 }
 
 
@@ -208,24 +209,29 @@ class NativeModel:
 
         `alone`: by the caller's thread, and none of the model's other ones.
         """
-        size = len(batch.wanted) * self.shape.vocab * 4
+        rows = min(len(batch.wanted), LOGIT_ROWS)
+        size = rows * self.shape.vocab * 4
         if self._logits.bytes < size:  # kept: new pages cost more than the draws
             self._logits = Memory(size)
             self._args.logits = self._logits.address
         self._args.put(batch, pool, self.shape.block_size)
-        self._args.alone = alone
+        self._args.alone, self._args.logit_rows = alone, rows
         drawing.put(self._args, self.draw_memory)
         self._check(self._calls.kvr_step(self._handle, ctypes.byref(self._args)))
 
-    def draw(self, logits: Floats, draws: Sequence[Draw], *, logprobs: bool = False) -> Drawing:
+    def draw(self, logits: Floats, draws: Sequence[Draw]) -> Drawing:
         """The draws of a step alone, from logits [wanted, V]."""
-        assert logits.shape == (len(draws), self.shape.vocab), logits.shape
-        own = np.array(logits, np.float32, order="C")  # banned ids are struck out of them
-        args = StepArgs(wanted=len(own), logits=own.ctypes.data)
-        drawing = Drawing(draws, logprobs=logprobs)
+        drawing = Drawing(draws)
+        self.draw_again(logits, drawing)
+        return drawing
+
+    def draw_again(self, logits: Floats, drawing: Drawing) -> None:
+        """The same draws once more."""
+        own = np.array(logits, np.float32, order="C")  # they are edited
+        assert own.shape == (len(drawing.drawn) // 2, self.shape.vocab), own.shape
+        args = StepArgs(wanted=len(own), logits=own.ctypes.data, logit_rows=len(own))
         drawing.put(args, self.draw_memory)
         self._check(self._calls.kvr_draw_rows(self._handle, ctypes.byref(args)))
-        return drawing
 
     def linear(self, slot: Slot, layer: int, x: Floats) -> Floats:
         """One matrix of a step alone, x [T, in] -> [T, out]; see `kvr_linear` for the slots."""

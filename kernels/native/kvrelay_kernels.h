@@ -43,7 +43,9 @@ enum kvr_status : int32_t {
     KVR_BAD_POSITION = 3,  // a position outside the rope table, or before the request's begin
     KVR_BAD_BLOCK = 4,     // a needed entry of a block table outside the pool
     KVR_NO_MEMORY = 5,
-    KVR_BAD_DRAW = 6,  // a limit beyond the vocabulary, banned ids beyond their array, or no memory
+    // A limit beyond the vocabulary, a given id beyond the limit, banned ids beyond their array, more
+    // tops than there can be, or no memory.
+    KVR_BAD_DRAW = 6,
 };
 
 // Of one row's draw.
@@ -62,6 +64,32 @@ struct kvr_config {
     float rms_eps;
 };
 
+// What is done to a row's logits before its draw, in the order given; ids that do not exist are
+// ignored, and what is not finite is left as it is.
+struct kvr_edits {
+    // Of known ids: a positive logit is divided by `repetition`, others are multiplied with it; then
+    // those that the answer has lose `presence`, and `frequency` for each time.
+    double repetition, presence, frequency;
+    const int32_t *known_ids;  // [known][2]: each id once, and how often the answer has it
+    int64_t known;
+    const int32_t *biased_ids;  // [biased], each once
+    const double *bias;         // [biased] what their logits gain
+    int64_t biased;
+    // Null: all. Bit id % 32 of word id / 32 says whether the id may be drawn, for ids up to limit.
+    const uint32_t *masks[2];
+};
+
+constexpr int32_t KVR_MOST_TOPS = 20;
+
+// Logprobs in the softmax of a row's bare logits below the limit: no edits, no temperature, no
+// filter, no bans. The likeliest id has the rank 1; of equal ones the lowest comes first.
+struct kvr_told {
+    float logprob;  // of the row's token
+    int32_t rank;
+    int32_t ids[KVR_MOST_TOPS];  // the first of the draw's `tops` are set; -1: there are no more
+    float logprobs[KVR_MOST_TOPS];
+};
+
 // How one wanted row's token is drawn. Temperature comes first (0: the likeliest id, nothing else
 // counts), then top_k (0: off), top_p (1: off) of the mass that top_k left, and min_p (0: off)
 // relative to the likeliest id. Ids of equal weight rank by id, the lowest first. The noise is
@@ -69,9 +97,12 @@ struct kvr_config {
 struct kvr_draw {
     double temperature, top_p, min_p;
     uint64_t seed, choice, index;
+    const kvr_edits *edits;  // null: none
     int32_t top_k;
     int32_t limit;              // ids from here on are not drawn; at most vocab
     int32_t banned_at, banned;  // which of the step's banned ids are this row's
+    int32_t given;              // not negative: the row's token, nothing is drawn
+    int32_t tops;               // how many of the likeliest are told; negative: nothing is
 };
 
 struct kvr_drawn {
@@ -90,15 +121,16 @@ struct kvr_step_args {
     const int32_t *tables;
     int32_t wanted;             // how many tokens get logits
     const int32_t *wanted_at;   // [wanted] indices into token_ids
-    float *logits;              // [wanted, vocab]
+    float *logits;              // [wanted, vocab], or [logit_rows, vocab] with draws
 
-    const kvr_draw *draws;  // [wanted]; null: logits only. Banned ids are -inf in logits afterwards
+    // [wanted]; null: logits only. Of logits, `logit_rows` rows are computed at a time and drawn
+    // from, which may edit them.
+    const kvr_draw *draws;
+    int32_t logit_rows;
     const int32_t *banned;
     int64_t all_banned;  // how many
     kvr_drawn *drawn;    // [wanted]
-    // [wanted] of the tokens, in the softmax of the bare logits below the limit: no temperature, no
-    // filter, no bans. NaN where a logit is NaN or none is drawn. Null: none, which saves a pass.
-    float *logprobs;
+    kvr_told *told;      // [wanted], set where a draw asks and gives a token; null: none asks
     void *draw_memory;  // kvr_draw_memory bytes, of any contents
     int64_t draw_memory_bytes;
     int32_t alone;  // not 0: the caller's thread computes all, and leaves the other processors alone
@@ -107,7 +139,7 @@ struct kvr_step_args {
 struct kvr_model;
 
 // Raised with every change of this header; the binding wants its own.
-constexpr int32_t KVR_ABI = 3;
+constexpr int32_t KVR_ABI = 4;
 KVR_API int32_t kvr_abi();
 
 // 1 if this processor and this build have the variant.
@@ -127,7 +159,8 @@ KVR_API int32_t kvr_step(kvr_model *model, const kvr_step_args *args);
 // Bytes that a step with draws works in.
 KVR_API int64_t kvr_draw_memory(const kvr_model *model);
 
-// A counter that grows with every layer of a step; may be read at any time by any thread.
+// A counter that grows with every layer of a step, and between rows of logits that are computed one
+// after the other; may be read at any time by any thread.
 KVR_API const volatile int64_t *kvr_progress(const kvr_model *model);
 
 // Pieces of a step, for tests and benchmarks.
@@ -139,7 +172,7 @@ KVR_API int32_t kvr_linear(kvr_model *model, int32_t slot, int32_t layer, const 
 // rotate, write keys and values into the pool, attend. Token ids and logits are not used.
 KVR_API int32_t kvr_attention(kvr_model *model, const kvr_step_args *args, int32_t layer,
                               const float *qkv, float *mix);
-// The draws of args from the given logits; tokens, tables and the pool are not used.
+// The draws of args from the given logits, a row for each; tokens, tables and the pool are not used.
 KVR_API int32_t kvr_draw_rows(kvr_model *model, const kvr_step_args *args);
 // Nanoseconds that the caller's thread spent in each phase since the model was made:
 // matrix products, attention (with rope and KV write), all else.

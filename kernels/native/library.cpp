@@ -96,11 +96,13 @@ int64_t draw_bytes_of(const Model &m) { return m.crew.members * draw_bytes(m.c.v
 
 int32_t check_draws(const Model &m, const kvr_step_args &a) {
     if (!a.draws) return KVR_OK;
-    if (a.draw_memory_bytes < draw_bytes_of(m)) return KVR_BAD_DRAW;
+    if (a.draw_memory_bytes < draw_bytes_of(m) || (a.wanted && a.logit_rows < 1))
+        return KVR_BAD_DRAW;
     for (int row = 0; row < a.wanted; ++row) {
         const kvr_draw &d = a.draws[row];
         if (d.limit < 0 || d.limit > m.c.vocab || d.banned_at < 0 || d.banned < 0 ||
-            int64_t(d.banned_at) + d.banned > a.all_banned)
+            int64_t(d.banned_at) + d.banned > a.all_banned || d.given >= d.limit ||
+            d.tops > KVR_MOST_TOPS || (d.tops >= 0 && !a.told))
             return KVR_BAD_DRAW;
     }
     return KVR_OK;
@@ -145,7 +147,7 @@ int32_t kvr_step(kvr_model *model, const kvr_step_args *args) {
 int64_t kvr_draw_memory(const kvr_model *model) { return draw_bytes_of(*model); }
 
 int32_t kvr_draw_rows(kvr_model *model, const kvr_step_args *args) {
-    if (!args->draws) return KVR_BAD_DRAW;
+    if (!args->draws || args->logit_rows < args->wanted) return KVR_BAD_DRAW;
     if (const int32_t status = check_draws(*model, *args)) return status;
     Job job = model->job(*args);
     run_piece(*model, job, Piece::DRAW, 0);

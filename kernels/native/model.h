@@ -34,10 +34,15 @@ static constexpr int first_seen(int window, int position) {
 
 static constexpr int padded(int width) { return (width + PAD - 1) / PAD * PAD; }
 
-// What one member needs to draw: by id a weight and a candidate's id, by chunk two numbers.
-static constexpr int64_t draw_bytes(int vocab) {
+// Of the weights: by id a weight and a candidate's id, by chunk two numbers.
+static constexpr int64_t weight_bytes(int vocab) {
     const int64_t chunks = (int64_t(vocab) + DRAW_CHUNK - 1) / DRAW_CHUNK;
     return (chunks * (DRAW_CHUNK * (8 + 4) + 2 * 8) + 63) / 64 * 64;
+}
+
+// What one member needs to draw: weights, and a row of logits to edit beside the bare one.
+static constexpr int64_t draw_bytes(int vocab) {
+    return weight_bytes(vocab) + (int64_t(vocab) * 4 + 63) / 64 * 64;
 }
 
 struct Matrix {

@@ -7,7 +7,7 @@
 
 #pragma once
 
-#include "weights.h"
+#include "edits.h"
 
 namespace {
 
@@ -150,19 +150,16 @@ inline int pick(const Weights &weights, double number) {
     return found;
 }
 
-// The logarithm of the sum of e^logit over the row; NaN unless the largest is finite.
-inline double log_sum(Weights &weights, const float *row) {
-    const float top = top_of(row, weights.count).value;
-    if (!__builtin_isfinite(top)) return __builtin_nan("");
-    weights.weigh(row, top, 1.0);
-    return top + __builtin_log(weights.total());
+// Why the row gives no token, if it does not.
+inline int status_of(const Top &top) {
+    if (top.value != top.value) return KVR_DRAW_NAN;
+    if (__builtin_isfinite(top.value)) return KVR_DRAWN;
+    return top.value > 0 ? KVR_DRAW_INFINITE : KVR_DRAW_NOTHING;
 }
 
 inline kvr_drawn drawn_of(Weights &weights, const float *row, const kvr_draw &draw) {
     const Top top = top_of(row, weights.count);
-    if (top.value != top.value) return {0, KVR_DRAW_NAN};
-    if (!__builtin_isfinite(top.value))
-        return {0, top.value > 0 ? KVR_DRAW_INFINITE : KVR_DRAW_NOTHING};
+    if (const int status = status_of(top)) return {0, status};
     if (!(draw.temperature > 0.0)) return {top.id, KVR_DRAWN};
     weights.weigh(row, top.value, draw.temperature);
     if (draw.top_k > 0 && draw.top_k < weights.count) keep_top_k(weights, draw.top_k);
@@ -171,21 +168,41 @@ inline kvr_drawn drawn_of(Weights &weights, const float *row, const kvr_draw &dr
     return {pick(weights, uniform(draw.seed, draw.choice, draw.index)), KVR_DRAWN};
 }
 
-// Row `number` of those wanted; `work` has kvr::draw_bytes.
-inline void draw_row(const kvr::Job &job, int number, void *work) {
-    const kvr_draw &draw = job.a.draws[number];
-    float *row = job.a.logits + int64_t(number) * job.c.vocab;
-    Weights weights(work, job.c.vocab, draw.limit);
-    const double whole = job.a.logprobs ? log_sum(weights, row) : 0.0;
+// From the row after its edits, which may change it.
+inline kvr_drawn drawn_from(const kvr::Job &job, const kvr_draw &draw, Weights &weights,
+                            float *row) {
+    if (draw.given >= 0) return {draw.given, KVR_DRAWN};
+    if (draw.edits) edit(row, draw.limit, *draw.edits);
     for (int at = 0; at < draw.banned; ++at) {
         const int32_t id = job.a.banned[draw.banned_at + at];
         if (id >= 0 && id < draw.limit) row[id] = -__builtin_inff();
     }
-    const kvr_drawn drawn = drawn_of(weights, row, draw);
-    job.a.drawn[number] = drawn;
-    if (job.a.logprobs)
-        job.a.logprobs[number] =
-            drawn.status ? __builtin_nanf("") : float(row[drawn.token] - whole);
+    return drawn_of(weights, row, draw);
+}
+
+// Draw `number`, from its row; `work` has kvr::draw_bytes.
+inline void draw_row(const kvr::Job &job, int number, float *row, void *work) {
+    const kvr_draw &draw = job.a.draws[number];
+    kvr_drawn &drawn = job.a.drawn[number];
+    Weights weights(work, job.c.vocab, draw.limit);
+    if (draw.tops < 0) {
+        drawn = drawn_from(job, draw, weights, row);
+        return;
+    }
+    const Top top = top_of(row, draw.limit);
+    drawn = {0, status_of(top)};
+    if (drawn.status) return;
+    weights.weigh(row, top.value, 1.0);
+    const double whole = top.value + __builtin_log(weights.total());
+    float *edited = row;
+    if (draw.edits || draw.banned) {
+        edited = reinterpret_cast<float *>(static_cast<char *>(work) +
+                                           kvr::weight_bytes(job.c.vocab));
+        __builtin_memcpy(edited, row, sizeof(float) * draw.limit);
+    }
+    drawn = drawn_from(job, draw, weights, edited);
+    if (!drawn.status)
+        tell(row, draw.limit, whole, drawn.token, draw.tops, job.a.told[number]);
 }
 
 }  // namespace

@@ -130,10 +130,11 @@ template <class T> struct Step {
         if (member == 0) __atomic_add_fetch(job.progress, 1, __ATOMIC_RELAXED);
     }
 
-    void head() {
-        const int *at = job.a.wanted_at;
-        const void *a = norm(job.a.wanted, job.norm, [at](int row) { return at[row]; });
-        product<T>(crew, member, Product{a, padded(c.hidden), job.a.wanted, job.head, Then::STORE, nullptr,
+    // Logits of `count` wanted tokens from the `first` on.
+    void head(int first, int count) {
+        const int *at = job.a.wanted_at + first;
+        const void *a = norm(count, job.norm, [at](int row) { return at[row]; });
+        product<T>(crew, member, Product{a, padded(c.hidden), count, job.head, Then::STORE, nullptr,
                                  job.a.logits, c.vocab});
         watch.spent(PRODUCTS);
     }
@@ -144,13 +145,25 @@ template <class T> struct Step {
         });
         watch.spent(REST);
         for (int number = 0; number < c.layers; ++number) layer(number);
-        if (job.a.wanted) head();
-        if (job.a.wanted && job.a.draws) draw();
+        if (job.a.wanted) heads();
     }
 
-    void draw() {
+    void heads() {
+        if (!job.a.draws) return head(0, job.a.wanted);
+        for (int first = 0; first < job.a.wanted; first += job.a.logit_rows) {
+            const int left = job.a.wanted - first;
+            const int count = left < job.a.logit_rows ? left : job.a.logit_rows;
+            head(first, count);
+            draw(first, count);
+            if (member == 0 && count < left) __atomic_add_fetch(job.progress, 1, __ATOMIC_RELAXED);
+        }
+    }
+
+    void draw(int first, int count) {
         void *work = static_cast<char *>(job.a.draw_memory) + member * kvr::draw_bytes(c.vocab);
-        each(job.a.wanted, [&](int row) { draw_row(job, row, work); });
+        each(count, [&](int row) {
+            draw_row(job, first + row, job.a.logits + int64_t(row) * c.vocab, work);
+        });
         watch.spent(REST);
     }
 
@@ -181,7 +194,7 @@ template <class T> void run(Job &job, int member) {
     else if (job.piece == kvr::Piece::PRODUCT)
         step.one_product();
     else if (job.piece == kvr::Piece::DRAW)
-        step.draw();
+        step.draw(0, job.a.wanted);
     else
         step.attention(job.layer);
     end_tiles();

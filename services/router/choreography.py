@@ -19,13 +19,14 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.told import tells_all, token_event
 from kvrelay.shared.errors import (
     DeadlineExceeded,
     KvrelayError,
     TokenConflict,
     WorkerFailed,
 )
-from kvrelay.shared.rpc.convert import finish_from_wire, leg_to_wire, ref_from_wire, ref_to_wire
+from kvrelay.shared.rpc.convert import leg_to_wire, ref_from_wire, ref_to_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.labels import AttemptCause
 from kvrelay.shared.types import LegRef, LegSpec
@@ -116,6 +117,10 @@ class LegMachine:
         self._told: set[str] = set()
         """Workers that were given this attempt and have not said that it ended there."""
         self._early: dict[int, pb.Token] = {}
+        self._first = 0
+        """Index of the attempt's first token."""
+        self._published_there = False
+        """Decode has all that prefill computed."""
         self._out: list[Action] = []
 
     # ---- what happens ------------------------------------------------------------------------
@@ -133,6 +138,8 @@ class LegMachine:
         remaining = self.spec.sampling.max_tokens - len(self.tokens)
         self._prefill = prefill
         self._decode = decode if remaining > 1 else None  # one token needs no reservation
+        self._first = len(self.tokens)
+        self._published_there = False
         serve = pb.Serve(
             ref=ref_to_wire(self._ref),
             leg=leg_to_wire(self._current_spec()),
@@ -294,16 +301,19 @@ class LegMachine:
                     TokenConflict(f"token {token.index} came with two values; the answer is void")
                 )
             return
+        if not tells_all(self.spec, token):
+            return  # decode repeats the first one; what prefill tells of it is on its way
         self._early.setdefault(token.index, token)
         while (ready := self._early.pop(len(self.tokens), None)) is not None:
-            finish = finish_from_wire(ready.finish)
-            self._out.append(Emit(TokenEvent(self.number, ready.index, ready.token, finish)))
+            event = token_event(self.number, ready)
+            self._out.append(Emit(event))
             self.tokens.append(ready.token)
-            if finish is not None:
+            if event.finish is not None:
                 self.answered = True
                 self._finish(None)
                 return
             self._progress()
+        self._let_go_of_prefill()
 
     def _progress(self) -> None:
         """A token came: the deadline of the stage it is in begins anew."""
@@ -319,8 +329,16 @@ class LegMachine:
             published = pb.Command(published=ref_to_wire(self._ref))
             self._out.append(Send(self._prefill.incarnation, published))
         if self.stage is not Stage.DONE:
-            self._prefill = None  # from here on its loss is nobody's
+            self._published_there = True
             self._enter(Stage.DECODING)
+            self._let_go_of_prefill()
+
+    def _let_go_of_prefill(self) -> None:
+        """From here on its loss is nobody's: decode has all, and it alone had nothing to tell."""
+        how = self.spec.sampling
+        told = how.logprobs is None and how.prompt_logprobs is None
+        if self._published_there and (told or len(self.tokens) > self._first):
+            self._prefill = None
 
     def _ended(self, worker: str, ended: pb.Ended) -> None:
         self._told.discard(worker)

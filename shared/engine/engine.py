@@ -18,9 +18,10 @@ from kvrelay.shared.engine.audit import audited
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.push import push
 from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
+from kvrelay.shared.engine.steering import steering_of
 from kvrelay.shared.kv.pool import BlockPool
 from kvrelay.shared.lifecycle import Phase
-from kvrelay.shared.types import EndReason, FinishReason, LegRef, LegSpec
+from kvrelay.shared.types import MAX_LOGPROBS, EndReason, FinishReason, LegRef, LegSpec, Logprobs
 
 Out = list[m.Instruction]
 
@@ -51,8 +52,10 @@ class Engine:
                 continue
             leg.computed += len(row.tokens)
             self.state.name(leg)
+            if row.told:
+                leg.prompt_logprobs += result.prompt_logprobs[row.key]
             if row.sample:
-                self._sampled(leg, result.sampled[row.key])
+                self._sampled(leg, result.sampled[row.key], result.logprobs.get(row.key))
             elif leg.handoff:
                 self._push(leg, last=False)
         return self._take()
@@ -192,6 +195,7 @@ class Engine:
             self._out.append(m.Ended(owner, ref, EndReason.FAILED, problem))
             return None
         leg = Leg(owner, ref, spec, phase, known=[*spec.prompt, *spec.seen])
+        leg.steering = steering_of(spec, self.state.limits.vocab_size)
         self.state.legs[ref] = leg
         return leg
 
@@ -205,13 +209,20 @@ class Engine:
             return f"prompt: {length} tokens leave no room to generate (limit {self._longest})"
         if not all(0 <= token < limits.vocab_size for token in (*spec.prompt, *spec.seen)):
             return f"prompt: a token id is outside the vocabulary of {limits.vocab_size}"
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(spec.sampling, name)
+            if count is not None and not 0 <= count <= MAX_LOGPROBS:
+                return f"{name}: {count} are not from 0 to {MAX_LOGPROBS}"
+        if spec.sampling.grammar:
+            return "grammar: this worker has none"
         return None
 
-    def _sampled(self, leg: Leg, token: int) -> None:
+    def _sampled(self, leg: Leg, token: int, logprobs: Logprobs | None = None) -> None:
         index = leg.outputs
         leg.known.append(token)
         finish = finish_reason(leg.spec, index, token, leg.total >= self._longest)
-        self._out.append(m.TokenOut(leg.owner, leg.ref, index, token, finish))
+        told, leg.prompt_logprobs = tuple(leg.prompt_logprobs), []
+        self._out.append(m.TokenOut(leg.owner, leg.ref, index, token, finish, logprobs, told))
         if finish is not None:
             self._end(leg, EndReason.FINISHED)
         elif leg.handoff:

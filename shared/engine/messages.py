@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from kvrelay.shared.kv.pool import PoolCounts
 from kvrelay.shared.lifecycle import Phase
-from kvrelay.shared.types import BlockId, EndReason, FinishReason, LegRef, LegSpec
+from kvrelay.shared.types import BlockId, EndReason, FinishReason, LegRef, LegSpec, Logprobs
 
 # ---- in: from routers -------------------------------------------------------------------------
 
@@ -164,6 +164,9 @@ class TokenOut:
     index: int
     token: int
     finish: FinishReason | None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+    """With token 0, by whoever computed the prompt: of its tokens 1, 2, ..."""
 
 
 @dataclass(frozen=True, slots=True)

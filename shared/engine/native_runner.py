@@ -14,7 +14,7 @@ from kvrelay.kernels.native.binding import Batch, Drawing, Floats, NativeModel, 
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.engine.cache import KVCache
-from kvrelay.shared.engine.draws import drawn_tokens, native_draw
+from kvrelay.shared.engine.draws import drawn_tokens, native_draws, wanted_of
 from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
 from kvrelay.shared.model.native import NativeKernels, load_native
 from kvrelay.shared.model.reader import Progress
@@ -60,30 +60,32 @@ class NativeRunner:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
-        sampled, failed = self._compute(plan.rows, alone) if plan.rows else ({}, {})
-        return StepResult(plan.step, sampled, failed)
+        result = StepResult(plan.step)
+        if plan.rows:
+            self._compute(plan.rows, alone, result)
+        return result
 
     def logits(self, plan: Plan) -> Floats:
         """[T, V]: the logits of every token of the plan. KV is written as by `run`."""
         batch = replace(self._batch(plan.rows), wanted=range(plan.tokens))
         return self.model.step(batch, self._pool)
 
-    def _compute(
-        self, rows: Sequence[PlannedRow], alone: bool
-    ) -> tuple[dict[str, int], dict[str, str]]:
-        sampling = [row for row in rows if row.sample]
-        drawing = self._lay_out_draws(sampling)
+    def _compute(self, rows: Sequence[PlannedRow], alone: bool, result: StepResult) -> None:
+        wanted = [row for row in rows if row.sample or row.told]
+        drawing = self._lay_out_draws(wanted)
         self.model.step_and_draw(self._batch(rows), self._pool, drawing, alone=alone)
-        return drawn_tokens(sampling, drawing, self._vocab_limit)
+        drawn_tokens(wanted, drawing, self._vocab_limit, result)
 
     def _lay_out_draws(self, rows: Sequence[PlannedRow]) -> Drawing:
         """From one decode step to the next only the output indices change."""
         drawn_by: list[object] = []
         for row in rows:
-            drawn_by += (row.sampling, row.choice, row.banned)
+            if row.told:
+                return Drawing(native_draws(rows, self._vocab_limit))
+            drawn_by += (row.sampling, row.choice, row.banned, row.edits)
         if drawn_by != self._drawn_by:
             self._drawn_by = drawn_by
-            self._drawing = Drawing([native_draw(row, self._vocab_limit) for row in rows])
+            self._drawing = Drawing(native_draws(rows, self._vocab_limit))
         self._drawing.at([row.index for row in rows])
         return self._drawing
 
@@ -100,6 +102,9 @@ class NativeRunner:
             starts.append(row.start)
             counts.append(count)
             tables += row.blocks[: -(-(row.start + count) // size)]
-            if row.sample:
+            if row.told:
+                first = len(tokens) - count
+                wanted += [first + at for at in wanted_of(row)]
+            elif row.sample:
                 wanted.append(len(tokens) - 1)
         return Batch(tokens, starts, counts, tables, wanted)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvrelay.shared.types import SamplingParams
+from kvrelay.shared.sampling.edits import Edits
+from kvrelay.shared.types import Logprobs, SamplingParams
 
 
 @dataclass(slots=True)
@@ -32,7 +33,12 @@ class PlannedRow:
     index: int = 0
     """Output index of the token to be sampled."""
     banned: tuple[int, ...] = ()
-    """Token ids that may not be drawn now (EOS and stop ids before `min_tokens`)."""
+    """Token ids that may not be drawn now: EOS and stop ids before `min_tokens`, ends of bad
+    words."""
+    edits: Edits | None = None
+    """What is done to the logits before the draw."""
+    told: Sequence[int] = ()
+    """If the prompt's logprobs are wanted: what follows each of `tokens` there."""
 
 
 @dataclass(slots=True)
@@ -57,6 +63,10 @@ class StepResult:
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     """Why a row that asked to sample has no token (its logits are no numbers), by row key."""
+    logprobs: dict[str, Logprobs] = field(default_factory=dict)
+    """Of the next tokens, for rows that want them."""
+    prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)
+    """Of `PlannedRow.told`."""
 
 
 @dataclass(frozen=True, slots=True)

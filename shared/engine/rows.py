@@ -103,17 +103,27 @@ def row_for(leg: Leg, count: int) -> PlannedRow:
     """The next `count` tokens of the leg; the last known one is sampled from."""
     index = leg.outputs
     sampling = leg.spec.sampling
+    last = count == leg.pending
     banned: tuple[int, ...] = ()
     if index < sampling.min_tokens:
         banned = tuple(dict.fromkeys(leg.spec.eos_token_ids + sampling.stop_token_ids))
+    edits = None
+    if last and leg.steering is not None:
+        banned += leg.steering.banned(leg.known)
+        edits = leg.steering.edits(leg.known)
+    told: Sequence[int] = ()
+    if index == 0 and sampling.prompt_logprobs is not None:
+        told = leg.known[leg.computed + 1 : leg.computed + count + 1]
     return PlannedRow(
         key=leg.key,
         tokens=leg.known[leg.computed : leg.computed + count],
         start=leg.computed,
         blocks=leg.blocks,
-        sample=count == leg.pending,
+        sample=last,
         sampling=sampling,
         choice=leg.spec.choice,
         index=index,
         banned=banned,
+        edits=edits,
+        told=told,
     )

@@ -6,7 +6,7 @@ A row's tokens and samples depend on the row alone, bit for bit, because every k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,17 +16,19 @@ from torch.nn import functional
 from kvrelay.kernels.attention.reference import attention
 from kvrelay.kernels.attention.schedule import KEY_TILE, PagedRow, schedule
 from kvrelay.kernels.linear.reference import ROW_TILE
+from kvrelay.kernels.native.step import LOGIT_ROWS
 from kvrelay.kernels.rope.reference import Slots, rope_write
 from kvrelay.shared.checkpoint.config import ModelConfig
 from kvrelay.shared.checkpoint.source import ModelSource
 from kvrelay.shared.engine.cache import KVCache
-from kvrelay.shared.engine.draws import draw_tokens
+from kvrelay.shared.engine.draws import draw_tokens, wanted_of
 from kvrelay.shared.engine.plan import Plan, PlannedRow, RunnerSettings, StepResult
 from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.model.llama import Attend, Llama
 from kvrelay.shared.model.load import load_llama
 from kvrelay.shared.model.reader import Progress
 from kvrelay.shared.model.weights import open_weights
+from kvrelay.shared.sampling.sampler import Logits
 
 
 def load_runner(
@@ -73,23 +75,32 @@ class TorchRunner:
         """The KV of all rows is written; rows whose logits are no numbers are in `failed`."""
         for source, destination in plan.copies:
             self.cache.copy_block(source, destination)
-        sampled, failed = self._compute(plan.rows) if plan.rows else ({}, {})
-        return StepResult(plan.step, sampled, failed)
+        result = StepResult(plan.step)
+        if plan.rows:
+            self._compute(plan.rows, result)
+        return result
 
     @torch.inference_mode()
     def logits(self, plan: Plan) -> Tensor:
         """[T, V] float32: the logits of every token of the plan. KV is written as by `run`."""
         return self._model.logits(self._hidden(plan.rows)[: plan.tokens])
 
-    def _compute(self, rows: Sequence[PlannedRow]) -> tuple[dict[str, int], dict[str, str]]:
+    def _compute(self, rows: Sequence[PlannedRow], result: StepResult) -> None:
         hidden = self._hidden(rows)
-        ends = np.cumsum([len(row.tokens) for row in rows]) - 1
-        wanted = [(row, int(end)) for row, end in zip(rows, ends, strict=True) if row.sample]
-        if not wanted:
-            return {}, {}
-        logits = self._model.logits(hidden[[end for _, end in wanted]]).numpy()
-        pairs = [(row, logits[at]) for at, (row, _) in enumerate(wanted)]
-        return draw_tokens(pairs, self._vocab_limit)
+        begins = np.cumsum([0] + [len(row.tokens) for row in rows])
+        together: list[tuple[PlannedRow, list[int]]] = []
+        for row, begin in zip(rows, begins, strict=False):
+            if wanted := [int(begin) + at for at in wanted_of(row)]:
+                together.append((row, wanted))
+        places = [place for _, wanted in together for place in wanted]
+        logits = self._logits_at(hidden, places)
+        pairs = ((row, [next(logits) for _ in wanted]) for row, wanted in together)
+        draw_tokens(pairs, self._vocab_limit, result)
+
+    def _logits_at(self, hidden: Tensor, places: Sequence[int]) -> Iterator[Logits]:
+        """Row by row of the logits there, of which few are computed at a time."""
+        for first in range(0, len(places), LOGIT_ROWS):
+            yield from self._model.logits(hidden[places[first : first + LOGIT_ROWS]]).numpy()
 
     def _hidden(self, rows: Sequence[PlannedRow]) -> Tensor:
         """[T, E] of all tokens, in row order, and of some more that fill the last row tile."""

@@ -96,6 +96,7 @@ def preempt(state: EngineState, leg: Leg) -> None:
     state.pool.release(leg.blocks)
     leg.blocks = []
     leg.computed = leg.named_blocks = 0
+    leg.prompt_logprobs = []
     leg.preemptions += 1
     state.preemptions += 1
     leg.move(Phase.WAITING)

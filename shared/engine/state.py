@@ -12,12 +12,13 @@ from kvrelay.shared.engine.inflight import Inflight
 from kvrelay.shared.engine.plan import Plan
 from kvrelay.shared.engine.policy import Arrival, Policy, fcfs
 from kvrelay.shared.engine.queue import LAST, LegQueue, Rank
+from kvrelay.shared.engine.steering import Steering
 from kvrelay.shared.intmath import cdiv
 from kvrelay.shared.kv.index import Name
 from kvrelay.shared.kv.pool import BlockPool
 from kvrelay.shared.kv.prefix import BlockHash, chain_root, extend_hashes
 from kvrelay.shared.lifecycle import HOLDING, QUEUED, Phase, check_move
-from kvrelay.shared.types import BlockId, EndReason, LegRef, LegSpec
+from kvrelay.shared.types import BlockId, EndReason, LegRef, LegSpec, Logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,10 @@ class Leg:
     """Chunks handed to the relay that have not answered `PushDone`."""
     # decode's side
     received: int = 0
+    # its draws, and what is told of them
+    steering: Steering | None = None
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    """Of prompt tokens 1, 2, ... as far as they are computed; told with the first token."""
     # set when the leg is over but a transfer or a step still touches its blocks
     end: tuple[EndReason, str, bool] | None = None
     key: str = field(init=False)
@@ -106,6 +111,12 @@ class Leg:
     def outputs(self) -> int:
         """Output tokens known, those seen before this attempt included."""
         return len(self.known) - len(self.spec.prompt)
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Each position of its prompt is still to be computed, for its logprobs are wanted: no
+        cache is read. They are told with the first token, and so not again by a continuation."""
+        return self.outputs == 0 and self.spec.sampling.prompt_logprobs is not None
 
     def move(self, after: Phase) -> None:
         check_move(self.key, self.phase, after)
@@ -172,7 +183,8 @@ class EngineState:
         leg.root = chain_root(self.limits.salt, leg.spec.cache_salt)
         self.hash(leg)
         hits = len(self.cached_blocks(leg))
-        known = hits + self.inflight.shared(leg.hashes[hits:])
+        shared = 0 if leg.tells_prompt else self.inflight.shared(leg.hashes[hits:])
+        known = hits + shared
         leg.uncached = max(leg.total - known * self.limits.block_size, 1)
         arrival = Arrival(self.planned_tokens, leg.uncached, leg.spec.priority)
         self.arrivals += 1
@@ -207,6 +219,8 @@ class EngineState:
 
     def park(self, leg: Leg) -> bool:
         """Let the leg wait for blocks it shares with one that is on its way; whether it does."""
+        if leg.tells_prompt:
+            return False
         hits = len(self.cached_blocks(leg))
         usable = leg.hashes[hits : (leg.total - 1) // self.limits.block_size]
         shared = self.inflight.shared(usable)
@@ -273,13 +287,15 @@ class EngineState:
     def cached_blocks(self, leg: Leg) -> list[BlockId]:
         """Cached blocks of the leg's longest prefix; one token is always left to compute."""
         self.hash(leg)
+        if leg.tells_prompt:
+            return []
         usable = (leg.total - 1) // self.limits.block_size
         return self.pool.lookup(leg.hashes[:usable])
 
     def cached_prefix(self, leg: Leg) -> Hit:
         """To the token: the cached blocks and, of the block behind them, what another has."""
         blocks = self.cached_blocks(leg)
-        if leg.phase is Phase.RESERVING:
+        if leg.tells_prompt or leg.phase is Phase.RESERVING:
             return Hit(blocks)  # a relay begins at a block
         start = len(blocks) * self.limits.block_size
         wanted = leg.known[start : min(start + self.limits.block_size, leg.total - 1)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from kvrelay.shared.rpc.gen import relay_pb2 as pb
-from kvrelay.shared.types import FinishReason, LegRef, LegSpec, SamplingParams
+from collections.abc import Sequence
 
-PROTOCOL = 3
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.types import FinishReason, LegRef, LegSpec, Logprobs, SamplingParams
+
+PROTOCOL = 4
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -58,21 +60,80 @@ def ref_from_wire(wire: pb.Ref) -> LegRef:
     return LegRef(wire.leg, wire.attempt, wire.nonce)
 
 
+def sampling_to_wire(sampling: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        biased_token_ids=[token for token, _ in sampling.logit_bias],
+        biases=[bias for _, bias in sampling.logit_bias],
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.BadWord(token_ids=word) for word in sampling.bad_words],
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
+        grammar=sampling.grammar,
+    )
+
+
+def sampling_from_wire(wire: pb.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        top_k=wire.top_k,
+        min_p=wire.min_p,
+        seed=wire.seed,
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        ignore_eos=wire.ignore_eos,
+        stop_token_ids=tuple(wire.stop_token_ids),
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty,
+        logit_bias=tuple(zip(wire.biased_token_ids, wire.biases, strict=True)),
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        bad_words=tuple([tuple(word.token_ids) for word in wire.bad_words]),
+        logprobs=wire.logprobs if wire.HasField("logprobs") else None,
+        prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        grammar=wire.grammar,
+    )
+
+
+def logprobs_to_wire(each: Sequence[Logprobs]) -> pb.Logprobs:
+    """All of them have as many tops."""
+    tops = [top for one in each for top in one.top]
+    return pb.Logprobs(
+        chosen=[one.chosen for one in each],
+        ranks=[one.rank for one in each],
+        tops=len(each[0].top) if each else 0,
+        top_token_ids=[token for token, _ in tops],
+        top_logprobs=[logprob for _, logprob in tops],
+    )
+
+
+def logprobs_from_wire(wire: pb.Logprobs) -> tuple[Logprobs, ...]:
+    tops = list(zip(wire.top_token_ids, wire.top_logprobs, strict=True))
+    count = wire.tops
+    return tuple(
+        [
+            Logprobs(chosen, rank, tuple(tops[at * count : (at + 1) * count]))
+            for at, (chosen, rank) in enumerate(zip(wire.chosen, wire.ranks, strict=True))
+        ]
+    )
+
+
 def leg_to_wire(spec: LegSpec) -> pb.Leg:
-    sampling = spec.sampling
     return pb.Leg(
         prompt=spec.prompt,
-        sampling=pb.Sampling(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            stop_token_ids=sampling.stop_token_ids,
-        ),
+        sampling=sampling_to_wire(spec.sampling),
         choice=spec.choice,
         seen=spec.seen,
         eos_token_ids=spec.eos_token_ids,
@@ -82,21 +143,10 @@ def leg_to_wire(spec: LegSpec) -> pb.Leg:
 
 
 def leg_from_wire(leg: str, wire: pb.Leg) -> LegSpec:
-    sampling = wire.sampling
     return LegSpec(
         leg=leg,
         prompt=tuple(wire.prompt),
-        sampling=SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            stop_token_ids=tuple(sampling.stop_token_ids),
-        ),
+        sampling=sampling_from_wire(wire.sampling),
         choice=wire.choice,
         seen=tuple(wire.seen),
         eos_token_ids=tuple(wire.eos_token_ids),

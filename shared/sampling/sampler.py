@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvrelay.shared.errors import WorkerFailed
+from kvrelay.shared.sampling.edits import Edits, apply
 from kvrelay.shared.types import SamplingParams
 
 Logits: TypeAlias = NDArray[np.float32]
@@ -37,13 +38,15 @@ class Draw:
     banned: tuple[int, ...] = ()
     vocab_limit: int | None = None
     """Ids from here on do not exist; None: all of the row do."""
+    edits: Edits | None = None
+    """What is done to the logits first."""
 
 
 def sample(logits: Logits, params: SamplingParams, draw: Draw) -> int:
     """The token id. `logits` is one row [V] and is not changed.
 
-    Temperature comes first, then top_k, top_p (of the mass that top_k left) and min_p (relative to
-    the likeliest id). Ids of equal logits rank by id, the lowest first.
+    Edits come first, then bans, temperature, top_k, top_p (of the mass that top_k left) and min_p
+    (relative to the likeliest id). Ids of equal logits rank by id, the lowest first.
     Raises `BadLogits` for NaN, +inf, or when every id is banned or -inf.
     """
     row = _allowed(logits, draw)
@@ -68,16 +71,24 @@ def uniform(seed: int, choice: int, index: int) -> float:
 
 
 def _allowed(logits: Logits, draw: Draw) -> Logits:
-    """The row up to the vocabulary's end, with banned ids at -inf; checked."""
+    """The row up to the vocabulary's end, edited, with banned ids at -inf; checked."""
     row = logits[: draw.vocab_limit]
-    banned = [token for token in draw.banned if token < len(row)]
-    if banned:
+    banned = [token for token in draw.banned if 0 <= token < len(row)]
+    if banned or draw.edits is not None:
         row = row.copy()
+    if draw.edits is not None:
+        apply(row, draw.edits)
+    if banned:
         row[banned] = -np.inf
+    check(row)
+    return row
+
+
+def check(row: Logits) -> None:
+    """Raises `BadLogits` unless its largest logit is a finite number, and none is no number."""
     top = row.max(initial=-np.inf)  # NaN if there is one
     if not np.isfinite(top):
         raise BadLogits(f"the largest of {len(row)} logits is {top}, which gives no token")
-    return row
 
 
 def _kept(row: Logits, params: SamplingParams) -> tuple[Ids, NDArray[np.float64]]:

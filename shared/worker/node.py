@@ -20,6 +20,7 @@ from kvrelay.shared.errors import Overloaded
 from kvrelay.shared.rpc.convert import (
     finish_to_wire,
     leg_from_wire,
+    logprobs_to_wire,
     ref_from_wire,
     ref_to_wire,
 )
@@ -282,7 +283,10 @@ class Node:
             index=it.index,
             token=it.token,
             finish=finish_to_wire(it.finish),
+            logprobs=None if it.logprobs is None else logprobs_to_wire((it.logprobs,)),
         )
+        if it.prompt_logprobs:
+            token.prompt_logprobs.CopyFrom(logprobs_to_wire(it.prompt_logprobs))
         self._say(it.owner, pb.Event(token=token))
 
     @_perform.register

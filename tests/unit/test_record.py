@@ -272,17 +272,17 @@ def test_the_writer_keeps_all_of_a_life_for_its_owner_alone(tmp_path: Path) -> N
 def test_at_its_limit_a_record_ends_once_and_the_engine_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    writer = RecordWriter(tmp_path / PATH, header(), 2000)
+    writer = RecordWriter(tmp_path / PATH, header(), 3000)
     engine = RecordedEngine(Engine(LIMITS, 14), writer.note)
     for at in range(20):
         engine.handle(serve(f"leg{at}", [at]))
     writer.close()
     record = RecordFile(tmp_path / PATH)
     kept = len(list(record.lines()))
-    assert (kept, record.end) == (5, "limit of 2000 bytes")
+    assert (kept, record.end) == (5, "limit of 3000 bytes")
     assert len(engine.state.legs) == 20
     assert [entry.getMessage() for entry in caplog.records] == [
-        f"recording to {tmp_path / PATH} stopped: record_limit of 2000 bytes is reached"
+        f"recording to {tmp_path / PATH} stopped: record_limit of 3000 bytes is reached"
     ]
     replay(tmp_path / PATH)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kvrelay.shared.sampling.edits import Edits, apply, mask_of
+from kvrelay.shared.sampling.logprobs import logprobs_of
 from kvrelay.shared.sampling.sampler import BadLogits, Draw, sample, uniform
-from kvrelay.shared.types import MAX_SEED, SamplingParams
+from kvrelay.shared.types import MAX_SEED, Logprobs, SamplingParams
 
 FIRST = Draw(choice=0, index=0)
 
@@ -126,3 +130,70 @@ def test_any_settings_draw_an_id_at_least_as_likely_as_all_that_were_cut(
     assert top_k == 0 or rank < top_k
     weights = np.exp((values.astype(float) - values.max()) / temperature)
     assert weights[token] >= min_p
+
+
+def edited(logits: NDArray[np.float32], **edits: object) -> list[float]:
+    copy = logits.copy()
+    apply(copy, Edits(**edits))  # type: ignore[arg-type]
+    return [round(value, 4) for value in copy.tolist()]
+
+
+def test_penalties_are_of_known_ids_and_of_what_the_answer_has() -> None:
+    logits, known = row(2, -2, 4, 4), array("i", [0, 0, 1, 2, 2, 1])
+    assert edited(logits, repetition=2.0, known=known) == [1, -4, 2, 4]
+    assert edited(logits, presence=0.5, known=known) == [2, -2.5, 3.5, 4]
+    assert edited(logits, frequency=0.5, known=known) == [2, -3, 3.5, 4]
+    together = {"repetition": 2.0, "presence": 0.5, "frequency": 0.25}
+    assert edited(logits, **together, known=known) == [1, -5, 1.25, 4]
+
+
+def test_penalties_come_before_biases_and_these_before_masks() -> None:
+    logits = row(2, 2, 2)
+    known, biased = array("i", [0, 0]), array("i", [0, 1])
+    edits = {"repetition": 2.0, "known": known, "biased": biased, "bias": array("d", [3, 3])}
+    assert edited(logits, **edits) == [4, 5, 2]
+    assert edited(logits, **edits, masks=[mask_of([0, 2], 3)]) == [4, -np.inf, 2]
+    both = [mask_of([0, 2], 3), mask_of([0, 1], 3)]
+    assert edited(logits, **edits, masks=both) == [4, -np.inf, -np.inf]
+
+
+def test_edits_spoil_nothing_and_mend_nothing() -> None:
+    most = float(np.finfo(np.float32).max)
+    logits = row(1, -1, np.inf, -np.inf, np.nan)
+    all_known = array("i", [0, 1, 1, 1, 2, 1, 3, 1, 4, 1, 5, 1, -1, 1])
+    got = edited(logits, repetition=1e-300, presence=-1e300, known=all_known)
+    assert got[:4] == [most, most, np.inf, -np.inf] and np.isnan(got[4])
+    ids = array("i", [0, 1, 2, 3, 4, 5, -1])
+    got = edited(logits, biased=ids, bias=array("d", [-1e40] * 7))
+    assert got[:4] == [-most, -most, np.inf, -np.inf] and np.isnan(got[4])
+
+
+@given(
+    st.lists(st.integers(0, 99), max_size=20), st.integers(1, 100), st.floats(0, 2), st.integers(0)
+)
+def test_what_a_mask_lacks_is_never_drawn(
+    ids: list[int], vocab: int, temperature: float, seed: int
+) -> None:
+    params = SamplingParams(temperature, seed=seed % MAX_SEED)
+    logits = np.linspace(-5, 5, vocab, dtype=np.float32)
+    draw = Draw(0, 0, edits=Edits(masks=[mask_of(ids, vocab)]))
+    allowed = {token for token in ids if token < vocab}
+    if allowed:
+        assert sample(logits, params, draw) in allowed
+    else:
+        with pytest.raises(BadLogits, match=f"the largest of {vocab} logits is -inf"):
+            sample(logits, params, draw)
+
+
+def test_logprobs_are_those_of_the_softmax_and_ranks_those_of_the_order() -> None:
+    logits = np.log(row(0.1, 0.3, 0.3, 0.1, 0.2)) + np.float32(7)
+    told = logprobs_of(logits, 2, 3)
+    assert told.chosen == pytest.approx(np.log(0.3), abs=1e-6)
+    assert (told.rank, [token for token, _ in told.top]) == (2, [1, 2, 4])
+    assert [value for _, value in told.top] == pytest.approx(np.log([0.3, 0.3, 0.2]), abs=1e-6)
+    assert logprobs_of(logits, 3, 0) == Logprobs(pytest.approx(np.log(0.1), abs=1e-6), 5, ())
+    assert len(logprobs_of(logits, 3, 20).top) == 5, "there are no more"
+
+
+def test_an_impossible_id_has_the_logprob_minus_infinity() -> None:
+    assert logprobs_of(row(0, -np.inf), 1, 2) == Logprobs(-np.inf, 2, ((0, 0.0), (1, -np.inf)))

@@ -58,6 +58,8 @@ class Complete:
                 result.failed[row.key] = drawn
             elif drawn is not None:
                 result.sampled[row.key] = drawn
+            if row.told:
+                result.prompt_logprobs[row.key] = []
         return result
 
 
@@ -207,6 +209,12 @@ _ADAPTERS: dict[type, TypeAdapter[m.Instruction]] = {
 
 
 def _instruction_bytes(item: m.Instruction) -> bytes:
-    """Fields at their defaults are left out: one that is new changes no old checksum."""
+    """Fields at their defaults are left out: one that is new changes no old checksum.
+
+    So are logprobs, which the engine only passes on: they are not recorded.
+    """
     kind = type(item)
-    return kind.__name__.encode() + _ADAPTERS[kind].dump_json(item, exclude_defaults=True)
+    content = _ADAPTERS[kind].dump_json(
+        item, exclude_defaults=True, exclude={"logprobs", "prompt_logprobs"}
+    )
+    return kind.__name__.encode() + content
