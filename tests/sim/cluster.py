@@ -18,6 +18,7 @@ from tests.sim.virtual import VirtualClock
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
 from kvrelay.services.router.faulty import FaultyRoster
+from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.policy import LiveWorker
@@ -370,13 +371,19 @@ class SimCluster:
 
     async def ask(self, request: ValidRequest, leave_after_s: float | None) -> list[list[int]]:
         """The tokens of each leg; with `leave_after_s` the client may go before they are whole."""
-        answers: list[list[int]] = [[] for _ in request.legs]
+        events = await self.ask_events(request, leave_after_s)
+        return [[event.token for event in each] for each in events]
+
+    async def ask_events(
+        self, request: ValidRequest, leave_after_s: float | None = None
+    ) -> list[list[TokenEvent]]:
+        answers: list[list[TokenEvent]] = [[] for _ in request.legs]
         generation = await self._accepted(request)
         try:
             async with asyncio.timeout(leave_after_s):
                 async for event in generation:
                     assert event.index == len(answers[event.leg]), "each index once, in order"
-                    answers[event.leg].append(event.token)
+                    answers[event.leg].append(event)
         except TimeoutError:
             pass
         finally:

@@ -23,7 +23,7 @@ from kvrelay.services.router.observe import outcome_of
 from kvrelay.shared.errors import DeadlineExceeded, TokenConflict, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.labels import AttemptCause, Outcome
-from kvrelay.shared.types import FinishReason, LegSpec, SamplingParams
+from kvrelay.shared.types import FinishReason, LegSpec, Logprobs, SamplingParams
 
 
 def end(name: str) -> WorkerEnd:
@@ -239,3 +239,69 @@ def test_who_is_not_needed_may_drain_unnoticed() -> None:
     handed_over(m)
     m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
     assert not m.needs("P") and m.leave("P") == []
+
+
+def telling(event: pb.Event, prompt: int = 0) -> pb.Event:
+    """The same with logprobs, and those of so many tokens of the prompt."""
+    event.token.logprobs.CopyFrom(pb.Logprobs(chosen=[-0.5], ranks=[1]))
+    if prompt:
+        event.token.prompt_logprobs.CopyFrom(
+            pb.Logprobs(chosen=[-1.0] * prompt, ranks=[2] * prompt)
+        )
+    return event
+
+
+def telling_machine() -> LegMachine:
+    nonces = itertools.count(100)
+    how = SamplingParams(max_tokens=4, logprobs=0, prompt_logprobs=0)
+    m = LegMachine(LegSpec("r/0", (1, 2, 3), how), 0, lambda: next(nonces))
+    m.begin()
+    return m
+
+
+def emitted(actions: list[Action]) -> list[TokenEvent]:
+    return [action.event for action in actions if isinstance(action, Emit)]
+
+
+TOLD = Logprobs(-0.5, 1)
+OF_PROMPT = (Logprobs(-1.0, 2),) * 2
+
+
+def test_what_prefill_tells_is_waited_for_when_decode_is_quicker() -> None:
+    m = telling_machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    assert emitted(m.on_event("D", token(0, 7))) == [], "decode only repeats it"
+    assert emitted(m.on_event("D", telling(token(1, 8)))) == []
+    assert emitted(m.on_event("P", telling(token(0, 7), prompt=2))) == [
+        TokenEvent(0, 0, 7, None, TOLD, OF_PROMPT),
+        TokenEvent(0, 1, 8, None, TOLD),
+    ]
+    assert m.worker_lost("P") == [], "it has told all, and decode has all"
+
+
+def test_a_prefill_that_is_lost_before_it_told_is_needed_though_decode_has_all() -> None:
+    m = telling_machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    m.on_event("D", pb.Event(published=pb.Published(ref=ref())))
+    m.on_event("D", token(0, 7))
+    m.on_event("D", telling(token(1, 8)))
+    actions = m.worker_lost("P")
+    assert sent(actions) == [("D", "cancel")] and actions[-1] == Choose(frozenset({"P"}))
+    (send, *_) = m.assign(P2, D)
+    assert isinstance(send, Send) and list(send.command.serve.leg.seen) == []
+    actions = m.on_event("P2", telling(token(0, 7, attempt=1), prompt=2))
+    assert emitted(actions) == [TokenEvent(0, 0, 7, None, TOLD, OF_PROMPT)]
+
+
+def test_a_continuation_tells_its_first_token_and_not_the_prompt() -> None:
+    m = telling_machine()
+    m.assign(P, D)
+    m.on_event("P", telling(token(0, 7), prompt=2))
+    m.worker_lost("D")
+    m.assign(P2, D2)
+    assert emitted(m.on_event("D2", token(1, 8, attempt=1))) == []
+    actions = m.on_event("P2", telling(token(1, 8, attempt=1)))
+    assert emitted(actions) == [TokenEvent(0, 1, 8, None, TOLD)]
