@@ -11,13 +11,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from array import array
 from pathlib import Path
 
 import numpy as np
 
 from kvrelay.kernels.native.binding import Batch, Library, NativeModel, Pool, Shape, Slot, Variant
 from kvrelay.kernels.native.build import build, compiler
-from kvrelay.kernels.native.step import Draw, Drawing, DrawStatus
+from kvrelay.kernels.native.step import MOST_TOPS, Draw, Drawing, DrawStatus
+from kvrelay.shared.sampling.edits import Edits
 
 SANITIZERS = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 OPTIONS = {
@@ -76,9 +78,23 @@ def random_batch(draw: np.random.Generator) -> Batch:
         starts.append(start)
         counts.append(count)
     tokens = draw.integers(0, 101, sum(counts))
-    ends = np.cumsum(counts) - 1
-    arrays = (tokens, np.array(starts), np.array(counts), draw.permutation(BLOCKS)[:entries], ends)
+    # At times every position: more logits than are computed at a time.
+    wanted = np.cumsum(counts) - 1 if draw.integers(3) else np.arange(len(tokens))
+    tables = draw.permutation(BLOCKS)[:entries]
+    arrays = (tokens, np.array(starts), np.array(counts), tables, wanted)
     return Batch(*(np.ascontiguousarray(array, np.int32) for array in arrays))
+
+
+def random_edits(draw: np.random.Generator) -> Edits:
+    def ids() -> array[int]:
+        return array("i", draw.permutation(np.arange(-2, 110))[: draw.integers(0, 100)].tolist())
+
+    known, biased = ids(), ids()
+    masks = [draw.integers(0, 2**32, 4, np.uint32) for _ in range(int(draw.integers(0, 3)))]
+    times = draw.integers(0, 5, len(known))
+    pairs = np.stack([np.asarray(known), times], axis=1).ravel()
+    bias = array("d", draw.standard_normal(len(biased)).tolist())
+    return Edits(1.2, 0.5, 0.1, array("i", pairs.tolist()), biased, bias, masks)
 
 
 def random_draws(draw: np.random.Generator, count: int) -> list[Draw]:
@@ -92,7 +108,10 @@ def random_draws(draw: np.random.Generator, count: int) -> list[Draw]:
             output_index=int(draw.integers(1000)),
             top_k=int(draw.choice([0, 1, 2, 20, 101])),
             limit=int(draw.integers(90, 102)),
+            given=int(draw.choice([-1, -1, 0, 89])),
+            tops=int(draw.choice([-1, -1, 0, 3, MOST_TOPS])),
             banned=draw.integers(0, 110, int(draw.integers(0, 4))).tolist(),
+            edits=random_edits(draw) if draw.integers(2) else None,
         )
         for _ in range(count)
     ]
@@ -108,11 +127,10 @@ def run_steps(file: Path, steps: int) -> None:
             for _ in range(steps // (2 * len(library.variants))):
                 batch = random_batch(draw)
                 draws = random_draws(draw, len(batch.wanted))
-                logprobs = bool(draw.integers(2))
                 place = Pool(pool.ctypes.data, BLOCKS)
-                drawing = Drawing(draws, logprobs=logprobs)
+                drawing = Drawing(draws)
                 model.step_and_draw(batch, place, drawing, alone=not draw.integers(4))
-                assert drawing.statuses == [DrawStatus.DRAWN] * len(draws)
+                assert {*drawing.statuses} <= {DrawStatus.DRAWN, DrawStatus.NOTHING}
             model.close()
 
 
