@@ -294,17 +294,19 @@ class LegMachine:
             self._enter(Stage.PREFILLING)
 
     def _token(self, token: pb.Token) -> None:
-        """Emit in order of index, each once; decode repeats token 0 of the handoff."""
-        if token.index < len(self.tokens):
-            if self.tokens[token.index] != token.token:
-                self._finish(
-                    TokenConflict(f"token {token.index} came with two values; the answer is void")
-                )
+        """Emit in order of index, each once; decode repeats token 0 of the handoff.
+
+        What prefill tells of that one may come after the repetition, which tells nothing.
+        """
+        index, early = token.index, self._early.get(token.index)
+        known = self.tokens[index] if index < len(self.tokens) else early and early.token
+        if known is not None and known != token.token:
+            self._finish(TokenConflict(f"token {index} came with two values; the answer is void"))
             return
-        if not tells_all(self.spec, token):
-            return  # decode repeats the first one; what prefill tells of it is on its way
-        self._early.setdefault(token.index, token)
-        while (ready := self._early.pop(len(self.tokens), None)) is not None:
+        if index >= len(self.tokens) and (early is None or tells_all(self.spec, token)):
+            self._early[index] = token
+        while (ready := self._early.get(len(self.tokens))) and tells_all(self.spec, ready):
+            del self._early[ready.index]
             event = token_event(self.number, ready)
             self._out.append(Emit(event))
             self.tokens.append(ready.token)

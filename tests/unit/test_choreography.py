@@ -305,3 +305,15 @@ def test_a_continuation_tells_its_first_token_and_not_the_prompt() -> None:
     assert emitted(m.on_event("D2", token(1, 8, attempt=1))) == []
     actions = m.on_event("P2", telling(token(1, 8, attempt=1)))
     assert emitted(actions) == [TokenEvent(0, 1, 8, None, TOLD)]
+
+
+@pytest.mark.parametrize("first", ["P", "D"])
+def test_a_first_token_that_prefill_and_decode_do_not_agree_on_is_an_error(first: str) -> None:
+    m = telling_machine()
+    m.assign(P, D)
+    m.on_event("P", pb.Event(need_room=ref()))
+    said = {"P": telling(token(0, 7), prompt=2), "D": token(0, 6)}
+    m.on_event(first, said.pop(first))
+    [(other, event)] = said.items()
+    end = m.on_event(other, event)[-1]
+    assert isinstance(end, Finish) and isinstance(end.error, TokenConflict)
