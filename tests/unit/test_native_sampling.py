@@ -7,6 +7,8 @@ from array import array
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.native import int32, open_library, random_model, shape_of
 
@@ -280,3 +282,48 @@ def test_edits_are_those_of_the_time_of_the_draw() -> None:
         assert drawing.tokens == [token]
         edits.known.extend((token, 1))
     model.close()
+
+
+@functools.cache
+def small_models() -> list[NativeModel]:
+    return [open_model(70, variant, threads=1) for variant in LIBRARY.variants]
+
+
+IDS = st.integers(-2, 75)
+MEASURES = st.floats(-1e39, 1e39) | st.sampled_from([0.0, -0.0, 0.1, 1.0, -2.0])
+
+
+@st.composite
+def any_edits(draw: st.DrawFn) -> Edits:
+    known = draw(st.dictionaries(IDS, st.integers(0, 9)))
+    bias = draw(st.dictionaries(IDS, MEASURES))
+    return Edits(
+        repetition=draw(st.floats(1e-3, 1e3)),
+        presence=draw(MEASURES),
+        frequency=draw(MEASURES),
+        known=array("i", [number for pair in known.items() for number in pair]),
+        biased=array("i", bias),
+        bias=array("d", bias.values()),
+        masks=draw(st.lists(st.lists(IDS).map(lambda ids: mask_of(ids, 70)), max_size=2)),
+    )
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=70, max_size=70),
+    any_edits(),
+    st.lists(IDS, max_size=3),
+    st.none() | st.integers(0, MAX_LOGPROBS),
+)
+def test_any_edits_leave_the_likeliest_id_that_the_reference_finds(
+    logits: list[float], edits: Edits, banned: list[int], logprobs: int | None
+) -> None:
+    how = SamplingParams(temperature=0.0, logprobs=logprobs)
+    row = PlannedRow("a", [], 0, [], True, how, banned=tuple(banned), edits=edits)
+    values = np.array([logits], np.float32)
+    wanted = StepResult(0)
+    draw_tokens([(row, values)], 69, wanted)
+    for model in small_models():
+        result = StepResult(0)
+        drawn_tokens([row], model.draw(values, [native_draw(row, 69)]), 69, result)
+        assert (result.sampled, result.failed) == (wanted.sampled, wanted.failed)
+        check_logprobs(result.logprobs, wanted.logprobs)
