@@ -247,10 +247,12 @@ class Node:
         for instruction in out:
             self._perform(instruction)
 
-    def _say(self, owner: str, event: pb.Event) -> None:
+    def _say(self, owner: str, event: pb.Event, *, large: bool = False) -> None:
         outbox = self._outboxes.get(owner)
         if outbox is not None:
             outbox.put(event)
+            if large:
+                outbox.cut()
 
     @singledispatchmethod
     def _perform(self, instruction: m.Instruction) -> None:
@@ -287,7 +289,7 @@ class Node:
         )
         if it.prompt_logprobs:
             token.prompt_logprobs.CopyFrom(logprobs_to_wire(it.prompt_logprobs))
-        self._say(it.owner, pb.Event(token=token))
+        self._say(it.owner, pb.Event(token=token), large=bool(it.prompt_logprobs))
 
     @_perform.register
     def _(self, it: m.PublishedOut) -> None:
