@@ -51,6 +51,15 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 """Any number of names; in a flag or variable they are separated by commas."""
 
 
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Marks a setting that is never shown: not in logs, not in an error about it."""
+
+
+Secrets = Annotated[tuple[str, ...], BeforeValidator(_split), Field(repr=False), Secret()]
+"""Any number of secrets, separated like `Names`."""
+
+
 def _redis_url(value: str) -> str:
     if not value.startswith(_REDIS_SCHEMES):
         raise ValueError(
@@ -132,10 +141,16 @@ class Resolved(Generic[S]):
 
     def lines(self) -> list[str]:
         """`setting = value (where from)`, passwords masked: fit for logs and terminals."""
+        kind = type(self.config)
         return [
-            f"{setting} = {masked(getattr(self.config, name))} ({self.origins[name]})"
-            for name, (setting, _) in type(self.config).names().items()
+            f"{setting} = {_shown(kind, name, getattr(self.config, name))} ({self.origins[name]})"
+            for name, (setting, _) in kind.names().items()
         ]
+
+
+def _shown(kind: type[Settings], name: str, value: object) -> str:
+    secret = any(isinstance(mark, Secret) for mark in kind.model_fields[name].metadata)
+    return "***" if secret and value else masked(value)
 
 
 def masked(value: object) -> str:
@@ -238,7 +253,7 @@ def _config_error(
     if first["type"] == "byte_size":
         message = "Not a number of bytes, like 536870912 or 512MiB"
     said = origins[name] if origins[name] != "default" else setting
-    value = masked(first["input"])
+    value = _shown(model, name, first["input"])
     if _LINK_VALUE.match(value) and origins[name] == variable:
         return ConfigError(
             f"{said} is {value!r}, which a Kubernetes Service link has set: give the pod "

@@ -9,25 +9,29 @@ import logging
 import os
 import secrets
 import signal
-import socket
 from dataclasses import dataclass, replace
+from functools import partial
 
 import uvloop
 
 from kvrelay.services.router import policy
-from kvrelay.services.router.admin import admin_route, legs_page
+from kvrelay.services.router.admin import legs_page
 from kvrelay.services.router.admission import Admission
+from kvrelay.services.router.api_keys import ApiKeys
 from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
+from kvrelay.services.router.edge import (
+    Administration,
+    Served,
+    edge_settings,
+    open_ports,
+    servers,
+)
 from kvrelay.services.router.faulty import FaultyRoster
 from kvrelay.services.router.holdings import BlockDirectory
-from kvrelay.services.router.http import Server
 from kvrelay.services.router.links import keep_library
 from kvrelay.services.router.membership import Membership
 from kvrelay.services.router.observe import Observer
-from kvrelay.services.router.openai.api import create_app
-from kvrelay.services.router.openai.exchange import BodyLimits
-from kvrelay.services.router.openai.generate import EdgeSettings
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
 from kvrelay.services.router.sweeper import Sweeper
@@ -37,9 +41,8 @@ from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.source import resolve_model
 from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
 from kvrelay.shared.clock import SystemClock
-from kvrelay.shared.errors import ConfigError
 from kvrelay.shared.lifeline import announce_ready
-from kvrelay.shared.ports import authority, is_wildcard
+from kvrelay.shared.ports import authority
 from kvrelay.shared.store.blocks import BlockReader
 from kvrelay.shared.store.directory import ClusterStore
 from kvrelay.shared.store.keys import Keys
@@ -97,25 +100,26 @@ class Parts:
     tracing: Tracing
 
 
+def read_card(config: RouterConfig, created_s: int) -> ModelCard:
+    """Raises `ModelError`, which names the file."""
+    source = resolve_model(config.model)
+    tokenizer = load_tokenizer(source.path)
+    model = read_config(source)
+    card = model_card(
+        config.served_names, tokenizer, model.max_positions, created_s, vocab=model.vocab
+    )
+    return replace(card, max_output_tokens=config.max_output_tokens)
+
+
 async def serve(config: RouterConfig) -> int:
     incarnation = Incarnation(secrets.token_hex(16))
     clock = SystemClock()
     logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
     chaos = open_chaos(config.chaos, "router", "router")
-    listener = bind(config.host, config.port)
-    host, port = listener.getsockname()[:2]
-    address = "" if is_wildcard(host) else authority(host, port)
+    api_keys = ApiKeys(config.api_key, config.api_key_file)
+    ports = open_ports(config)
 
-    source = await asyncio.to_thread(resolve_model, config.model)
-    tokenizer = await asyncio.to_thread(load_tokenizer, source.path)
-    model = read_config(source)
-    card = model_card(
-        config.served_names,
-        tokenizer,
-        model.max_positions,
-        clock.wall_ns() // 10**9,
-        vocab=model.vocab,
-    )
+    card = await asyncio.to_thread(read_card, config, clock.wall_ns() // 10**9)
 
     keys = Keys(config.cluster)
     store = ClusterStore(config.redis_url, keys)
@@ -131,7 +135,7 @@ async def serve(config: RouterConfig) -> int:
     placement = Placement(store, directory, clock, incarnation, config.route)
     dispatcher = Dispatcher(placement, admission, observer, deadlines)
     membership = Membership(
-        store, incarnation, tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
+        store, incarnation, card.tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
     )
     membership.prepare = directory.follow
     placement.setup_s = membership.meetings.setup_s
@@ -152,41 +156,49 @@ async def serve(config: RouterConfig) -> int:
 
     token = secrets.token_urlsafe(32)
     subject = replace(
-        router_subject(RouterRecord(incarnation, "router", address, token)),
+        router_subject(RouterRecord(incarnation, "router", ports.address, token)),
         on_change=lambda: loop.call_soon_threadsafe(somebody_came_or_went),
         on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
     )
     presence = Presence(config.redis_url, keys, subject, clock)
 
-    app = create_app(
+    stopping = asyncio.Event()
+    administration = Administration(
+        metrics=lambda: render(metrics.registry)[0],
+        queued=lambda: admission.waiting,
+        legs=lambda: legs_page(
+            incarnation, dispatcher.legs(), observer.in_flight, admission.waiting
+        ),
+        drain=stopping.set,
+        token=token,
+    )
+    served = servers(
+        edge_settings(config, api_keys),
+        ports,
+        administration,
         dispatcher,
         CardSource(card, membership),
-        EdgeSettings(body=BodyLimits(bytes=config.max_body_bytes)),
-        observer=RefusalCounter(metrics),
-        metrics=lambda: render(metrics.registry)[0],
+        RefusalCounter(metrics),
     )
-    app.router.routes.append(
-        admin_route(
-            token,
-            lambda: legs_page(
-                incarnation, dispatcher.legs(), observer.in_flight, admission.waiting
-            ),
-        )
-    )
-    server = Server(app)
     parts = Parts(
         *(dispatcher, membership, store, directory, ledger, open_records, sweeper),
         *(presence, tracing),
     )
-    await run_until_signal(server, listener, parts, config.drain_s)
+    if config.api_key_file:
+        reading = partial(loop.run_in_executor, None, api_keys.reload)
+        loop.add_signal_handler(signal.SIGHUP, reading)
+    await run_until_signal(served, stopping, parts, config.drain_s)
     return 0
 
 
 async def run_until_signal(
-    server: Server, listener: socket.socket, parts: Parts, drain_s: float
+    served: Served,
+    stopping: asyncio.Event,
+    parts: Parts,
+    drain_s: float,
 ) -> None:
-    """Serve; on the first SIGTERM or SIGINT refuse new work and drain, on the second stop."""
-    stopping = asyncio.Event()
+    """Serve, clients first; when `stopping` is set, or on the first SIGTERM or SIGINT, refuse new
+    work and drain; on the next signal stop."""
     forced = asyncio.Event()
 
     def on_signal() -> None:
@@ -204,22 +216,26 @@ async def run_until_signal(
     ]
     # Who connects meanwhile waits in the listener's queue: the first answer knows the workers.
     await first_of(parts.membership.first_view(), stopping.wait(), asyncio.sleep(FIRST_VIEW_S))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    host, port = listener.getsockname()[:2]
+    serving = [asyncio.create_task(server.serve([listener])) for server, listener in served]
+    address = authority(*served[0][1].getsockname()[:2])
     gc.collect()
     gc.freeze()  # what a router is made of never ends: no collection need look at it
-    address = authority(host, port)
-    announce_ready({"address": address, "url": f"http://{address}/v1"})
+    detail = {"address": address, "url": f"http://{address}/v1"}
+    if len(served) > 1:
+        detail["admin"] = authority(*served[1][1].getsockname()[:2])
+        log.info("metrics and administration on http://%s", detail["admin"])
+    announce_ready(detail)
     log.info("listening on http://%s", address)
     signalled = asyncio.create_task(stopping.wait())
-    await asyncio.wait((serving, signalled, *background), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((*serving, signalled, *background), return_when=asyncio.FIRST_COMPLETED)
     log.info("stopping")
     await first_of(parts.dispatcher.drain(drain_s), forced.wait())
-    server.stop()
-    await first_of(serving, forced.wait())
-    for task in (*background, signalled, serving):
+    for server, _ in served:
+        server.stop()
+    await first_of(asyncio.wait(serving), forced.wait())
+    for task in (*background, signalled, *serving):
         task.cancel()
-    results = await asyncio.gather(serving, *background, return_exceptions=True)
+    results = await asyncio.gather(*serving, *background, return_exceptions=True)
     await asyncio.to_thread(parts.presence.stop)
     await parts.ledger.close()
     await parts.open_records.aclose()
@@ -238,22 +254,6 @@ async def first_of(*waits: object) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The HTTP listener. Raises `ConfigError` naming the setting when it cannot be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(1024)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(f"port: cannot listen on {authority(host, port)}: {reason}") from error
-    return listener
 
 
 def router_subject(record: RouterRecord) -> Subject:

@@ -16,6 +16,7 @@ from kvrelay.shared.config import (
     Names,
     Port,
     RedisUrl,
+    Secrets,
     Settings,
 )
 
@@ -36,12 +37,33 @@ class RouterConfig(Settings):
     """Address that the HTTP port binds to."""
     port: Annotated[Port, Named(env="HTTP_PORT")] = 8000
     """HTTP port of the OpenAI API; 0 takes a free one."""
+    admin_port: Port | None = None
+    """HTTP port of /metrics, /health, /ready and /admin/* alone, without API keys; the other one
+    then has no /metrics and no /admin/*. Unset: all on one port."""
+    admin_host: Host = "127.0.0.1"
+    """Address that the admin port binds to."""
+    api_key: Secrets = ()
+    """Keys of which clients need one, on all routes but /health and /ready. Give them by
+    environment or file: every user of the machine can read a flag."""
+    api_key_file: str = ""
+    """A file with more such keys, one a line, # for comments; read again on SIGHUP."""
+    allowed_origins: Names = ()
+    """Origins whose web pages may call this API from a browser, like https://app.example.org; * for
+    all. Unset: none."""
     redis_url: RedisUrl = "redis://127.0.0.1:6379/0"
     """The cluster's Redis. Give one with a password by environment or file, not by flag."""
     cluster: ClusterName = "kvrelay"
     """Name of the cluster: several can share one Redis."""
     max_queue_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 512
     """Most requests waiting for their first token; beyond it the answer is 429."""
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    """Most requests at the same time, waiting or running; beyond it the answer is 429."""
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens that one answer may have: asking for more is a 400, not asking ends there. Unset:
+    what the model's context holds."""
+    lenient_fields: bool = False
+    """Leave fields of a request that are not known out, with a warning in the log, instead of
+    refusing it; never those that constrain the answer."""
     max_body_bytes: Annotated[ByteSize, Field(ge=1024), Named(setting="max_body")] = ByteSize(
         8 << 20
     )

@@ -3,7 +3,9 @@
 - A client that leaves is noticed whatever it sent before. uvicorn stops reading a connection on
   which a second request was sent ahead of time and then never learns that it was closed. Here the
   first request is answered, what was sent ahead is dropped, and the connection closes.
-- A connection that does not finish a request's head within `HEAD_S` is closed.
+- A connection that does not finish a request's head within `HEAD_S` is closed, and one whose head
+  is longer than `HEAD_BYTES` gets a 431.
+- What is no HTTP gets its 400 in the words of the API, as JSON.
 - A request that offers to go on in another protocol is served in this one, with its body.
 - An idle server sleeps: uvicorn's own loop wakes ten times a second.
 """
@@ -17,12 +19,18 @@ from email.utils import formatdate
 
 import httptools
 import uvicorn
-from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from kvrelay.services.router.openai.errors import INVALID, Failure
 
 KEEP_ALIVE_S = 75
 """Longer than the idle time of the usual clients and proxies, so that they close first."""
 HEAD_S = 20.0
+HEAD_BYTES = 64 << 10
+"""Of a request's line and headers; those of the usual clients and proxies are a tenth of it."""
+NOT_HTTP = Failure(400, INVALID, "This is not a valid HTTP request")
+HEAD_TOO_LARGE = Failure(431, INVALID, f"The request's head is larger than {HEAD_BYTES} bytes")
 
 
 class RouterProtocol(HttpToolsProtocol):
@@ -31,6 +39,8 @@ class RouterProtocol(HttpToolsProtocol):
     _ahead = False
     """A request came before the one under way was answered: from there on nothing is parsed."""
     _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    """Of the head that is being read; beyond `HEAD_BYTES` nothing of it is kept."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -50,7 +60,12 @@ class RouterProtocol(HttpToolsProtocol):
             (end_of_head,) = upgrade.args
             self._no_upgrade(data[end_of_head:])
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse(NOT_HTTP)
+        else:
+            if self._head_timer is not None:
+                self._head_bytes += len(data)  # also of a value that the parser still collects
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse(HEAD_TOO_LARGE)
 
     def _no_upgrade(self, rest: bytes) -> None:
         """A client offers another protocol; it is not taken up, and then a body is one (RFC 9110,
@@ -67,9 +82,21 @@ class RouterProtocol(HttpToolsProtocol):
         lines = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name in names]
         return b"".join(lines)
 
-    def send_400_response(self, msg: str) -> None:
-        if not self._ahead:
-            super().send_400_response(msg)
+    def _refuse(self, failure: Failure) -> None:
+        """Answers what no application has seen, and closes."""
+        if self._ahead:
+            return
+        self._ahead = True
+        self._head_is_here()
+        body = failure.body()
+        lines = (
+            STATUS_LINE[failure.status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+        )
+        self.transport.write(b"".join((*lines, body)))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         cycle = self.cycle
@@ -79,6 +106,7 @@ class RouterProtocol(HttpToolsProtocol):
             return
         if self._head_timer is None:
             self._await_head()
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -92,6 +120,9 @@ class RouterProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._ahead:
             self._head_is_here()
+            if len(self.url) + sum(len(k) + len(v) + 4 for k, v in self.headers) > HEAD_BYTES:
+                self._refuse(HEAD_TOO_LARGE)
+                return
             # uvicorn renews it once a second, also when nobody asks.
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
@@ -132,7 +163,7 @@ class _Body:
 class Server(uvicorn.Server):
     """Without signal handlers of its own, for the router drains first; `stop` ends it."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -1,25 +1,28 @@
 """Chat templates: the model's own jinja2 source, rendered in a sandbox, as Hugging Face renders it.
 
-A template comes with the model, its input from a client. Neither may reach Python's internals (the
-immutable sandbox), run long or produce much: loops run over the request's messages or over ranges,
-which the sandbox bounds, and what they write is counted.
+A template comes with the model, its input from a client. Neither may reach Python's internals, run
+long or produce much: see `kvrelay.services.router.sandbox`, and what it writes is counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from typing import Any, NoReturn, TypedDict
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from kvrelay.services.router.sandbox import Allowance, Meter, Sandbox, TakesLong, metered
 from kvrelay.shared.errors import ModelError, RequestError
 
 MAX_RENDERED_CHARACTERS = 16 << 20
+FULL = Allowance(turns=250_000, seconds=5.0)
+BRIEF = Allowance(turns=5_000, seconds=0.02)
+"""On the event loop, where nobody else moves meanwhile. Fit for some hundred messages."""
 
 RESERVED = frozenset(
     {
@@ -59,7 +62,7 @@ class ChatTemplate:
         today: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Raises `ModelError` when the source does not compile."""
-        environment = ImmutableSandboxedEnvironment(
+        environment = Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
         )
         environment.filters["tojson"] = _tojson
@@ -70,8 +73,15 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(f"the chat template, line {error.lineno}: {error.message}") from error
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._allowed = FULL
         self.knows_developer = "developer" in source
         """Whether it can be given the role `developer`, the newer name for `system`."""
+
+    def brief(self) -> ChatTemplate:
+        """The same for the event loop: instead of taking long it raises `TakesLong`."""
+        twin = copy(self)
+        twin._allowed = BRIEF
+        return twin
 
     def render(
         self,
@@ -83,7 +93,8 @@ class ChatTemplate:
         """The prompt text, ending where the assistant's answer begins if that is asked for.
 
         `variables`: more names for the template; none of its own, see `RESERVED`.
-        Raises `RequestError` with the template's own complaint, or when the text grows too long.
+        Raises `TakesLong` when it is `brief`; otherwise `RequestError`, as with the template's own
+        complaint or when the text grows too long.
         """
         pieces = []
         characters = 0
@@ -96,11 +107,15 @@ class ChatTemplate:
             **self._tokens,
         }
         try:
-            for piece in self._template.generate(names):
+            for piece in self._template.generate(metered(names, Meter(self._allowed))):
                 pieces.append(piece)
                 characters += len(piece)
                 if characters > MAX_RENDERED_CHARACTERS:
                     raise _refusal(f"the prompt is over {MAX_RENDERED_CHARACTERS} characters")
+        except TakesLong as error:
+            if self._allowed is BRIEF:
+                raise
+            raise _refusal(f"the model's chat template cannot render these: {error}") from error
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise _refusal(f"the model's chat template cannot render these: {error}") from error
         except RecursionError as error:

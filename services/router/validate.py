@@ -50,6 +50,14 @@ class ModelCard:
     template: ChatTemplate | None
     created_s: int
     """Unix time, for /v1/models."""
+    max_output_tokens: int | None = None
+    """Most tokens that one answer may be asked to have; None: as many as the context holds."""
+
+    def brief(self) -> ModelCard:
+        """The same for the event loop: what would take long there raises `TakesLong`."""
+        if self.template is None:
+            return self
+        return replace(self, template=self.template.brief())
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -160,6 +168,8 @@ def _fitting(
     ids = tuple(encode(text, add_special))[-(kept or 0) :]
     if not ids:
         raise refusal(param, "there is no token in it")
+    if len(ids) >= card.max_model_len:  # here, before others of the same body are tokenized
+        raise _too_long(card, str(len(ids)), param)
     if card.vocab_size < card.tokenizer.vocab_size and max(ids) >= card.vocab_size:
         token = card.tokenizer.token_bytes(max(ids)).decode("utf-8", "replace")
         raise refusal(param, f"the model has no {token!a}, a token that only its tokenizer knows")
@@ -335,6 +345,13 @@ def _limited(
     if asked is not None and asked > card.max_model_len:
         limit = f"this model's maximum context length is {card.max_model_len} tokens"
         raise refusal(_asked_name(body), f"{asked} is too large: {limit}")
+    most = card.max_output_tokens
+    if most is not None:
+        given = _asked_tokens(body)
+        if given is not None and given > most:
+            problem = f"{given} is too large: this server gives up to {most}"
+            raise refusal(_asked_name(body), problem)
+        room = min(room, most)
     # Of a prompt alone one token is drawn and not told: it is what makes the prompt be read.
     max_tokens = room if asked is None else min(max(asked, 1), room)
     min_tokens = min(body.min_tokens or 0, max_tokens)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,11 @@ class TokenizerInfo:
         ]
         encoded = self._tokenizer.encode_batch_fast(guarded, add_special_tokens=False)
         return {text for (id, text), found in zip(tried, encoded, strict=True) if id in found.ids}
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids of the vocabulary together, control tokens included."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
         """True bytes of a token, maybe part of a character; none beyond the vocabulary."""

@@ -6,6 +6,8 @@ from datetime import datetime
 
 import pytest
 
+from kvrelay.services.router import sandbox
+from kvrelay.services.router.sandbox import TakesLong
 from kvrelay.services.router.template import MAX_RENDERED_CHARACTERS, ChatTemplate, Message
 from kvrelay.shared.errors import ModelError, RequestError
 
@@ -60,6 +62,58 @@ def test_a_template_cannot_write_without_end() -> None:
     source = "{% for i in range(99999) %}" + block + "{{ i }}{% endfor %}"
     with pytest.raises(RequestError, match=f"over {MAX_RENDERED_CHARACTERS} characters"):
         render(source)
+
+
+LOOPS = "{% for i in range(1000) %}{% for j in range(1000) %}{% for k in range(1000) %}"
+ENDS = "{% endfor %}{% endfor %}{% endfor %}"
+TREE = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(99) }}"
+DOUBLING = "{% set ns = namespace(x='xy') %}{% for i in range(60) %}{% set ns.x = ns.x OP ns.x %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (LOOPS + ENDS, "more than 250000 turns"),
+        (LOOPS + "{{ i + j * k }}" + ENDS, "more than 250000 turns"),
+        (TREE, "more than 250000 turns"),
+        (DOUBLING.replace("OP", "+") + "{% endfor %}", "a text or a list of more than"),
+        (DOUBLING.replace("OP", "~") + "{% endfor %}", "a text or a list of more than"),
+        ("{{ 'x' * 10 ** 9 }}", "a text or a list of more than"),
+        ("{{ 10 ** 9 * [messages] }}", "a text or a list of more than"),
+        ("{{ 9 ** 99999 }}", "a number of more than 4096 bits"),
+        ("{{ '%0999999999d' % 1 }}", "wider than 9999"),
+        ("{% for m in messages %}{{ pause() }}{% endfor %}", "takes longer than 5 s"),
+    ],
+    ids=lambda value: value[:30],
+)
+def test_a_template_cannot_use_up_time_or_memory(
+    source: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 10**15, 6 * 10**9 if "pause" in source else 1))
+    monkeypatch.setattr(sandbox, "monotonic_ns", lambda: next(now))
+    source = source.replace("{{ pause() }}", "")
+    with pytest.raises(RequestError, match=words) as caught:
+        render(source)
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_what_takes_long_on_the_loop_is_told_and_not_refused() -> None:
+    template = ChatTemplate("{% for i in range(6000) %}x{% endfor %}", "", "")
+    with pytest.raises(TakesLong):
+        template.brief().render(HI)
+    assert template.render(HI) == "x" * 6000
+
+
+def test_the_operators_of_a_template_mean_what_they_did() -> None:
+    source = (
+        "{{ 1 ~ 'a' ~ [2] }}|{{ 'a' + 'b' }}|{{ [1] + [2] }}|{{ 3 * 2 }}|{{ '-' * 3 }}|{{ 7 % 4 }}"
+    )
+    assert render(source + "|{{ '%s!' % 'a' }}|{{ 2 ** 5 }}") == "1a[2]|ab|[1, 2]|6|---|3|a!|32"
+
+
+def test_a_template_cannot_reach_its_meter() -> None:
+    source = "{% set meter = 1 %}{% set turn = 2 %}{% for i in range(3) %}{{ i }}{% endfor %}"
+    assert render(source) == "012"
 
 
 def test_a_template_that_does_not_compile_is_a_broken_model() -> None:

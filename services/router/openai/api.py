@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from kvrelay import __version__
+from kvrelay.services.router.gate import Gate, Places
 from kvrelay.services.router.generation import Cluster
 from kvrelay.services.router.openai.errors import (
     INTERNAL,
@@ -32,6 +38,13 @@ from kvrelay.services.router.openai.generate import (
 )
 from kvrelay.services.router.openai.models import Models
 from kvrelay.services.router.openai.observer import EdgeObserver, Unobserved
+from kvrelay.services.router.openai.openapi import openapi_document
+from kvrelay.services.router.openai.tokens import (
+    TokenEndpoint,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 from kvrelay.services.router.validate import ModelCard
 from kvrelay.shared.errors import KvrelayError
 from kvrelay.shared.types import MAX_SEED
@@ -53,23 +66,34 @@ def random_draws() -> Draws:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What others know and these routes show."""
+
+    metrics: Callable[[], bytes] | None = None
+    """In Prometheus' text; None when it is on another port."""
+    queued: Callable[[], int] = int
+    """Requests that wait for their first token."""
+
+
 def create_app(
     cluster: Cluster,
     card: Callable[[], ModelCard | None],
     settings: EdgeSettings | None = None,
     observer: EdgeObserver | None = None,
-    metrics: Callable[[], bytes] = bytes,
+    pages: Pages | None = None,
     draws: Draws | None = None,
 ) -> FastAPI:
-    """`card` gives the model being served, None while there is none; `metrics` Prometheus' text."""
+    """`card` gives the model being served, None while there is none."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    settings = settings or EdgeSettings()
+    settings, draws, pages = settings or EdgeSettings(), draws or random_draws(), pages or Pages()
+    places = Places(settings.gate.max_requests, draws.now_ns)
     edge = Edge(
         cluster=cluster,
         card=card,
         settings=settings,
         observer=observer or Unobserved(),
-        draws=draws or random_draws(),
+        draws=draws,
         bodies=Bodies(settings.body),
         large=asyncio.Semaphore(settings.large_at_once),
     )
@@ -79,14 +103,54 @@ def create_app(
         Route(CHAT.path, GenerateEndpoint(CHAT, edge), methods=["POST"]),
         Route("/v1/models", models.all),
         Route("/v1/models/{name:path}", models.one),
-        Route("/health", _health),
-        Route("/ready", _ready(cluster, edge.draws.now_ns)),
-        Route("/metrics", _metrics(metrics)),
+        Route("/tokenize", TokenEndpoint(tokenize, edge), methods=["POST"]),
+        Route("/detokenize", TokenEndpoint(detokenize, edge), methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info(card)),
+        Route("/version", _version),
+        Route("/load", _load(places, pages.queued)),
+        Route("/openapi.json", _document(pages, settings.gate.keys.wanted)),
+        *_probes(cluster, draws.now_ns),
     ]
-    app.add_exception_handler(HTTPException, _on_route_error)
-    app.add_exception_handler(KvrelayError, _on_error)
-    app.add_exception_handler(Exception, _on_defect)
+    if pages.metrics is not None:
+        app.router.routes.append(Route("/metrics", _metrics(pages.metrics)))
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Gate, rules=settings.gate, places=places, request_id=draws.request_id)
     return app
+
+
+def create_admin_app(
+    cluster: Cluster, metrics: Callable[[], bytes], routes: Sequence[Route]
+) -> Starlette:
+    """For a port that clients do not reach: probes, metrics, and `routes` with their own guard."""
+    own = [*_probes(cluster, time.monotonic_ns), Route("/metrics", _metrics(metrics)), *routes]
+    return Starlette(routes=own, exception_handlers=_HANDLERS)
+
+
+def _probes(cluster: Cluster, now_ns: Callable[[], int]) -> list[Route]:
+    return [Route("/health", _health), Route("/ready", _ready(cluster, now_ns))]
+
+
+async def _version(request: Request) -> Response:
+    return JSONResponse({"version": __version__})
+
+
+def _load(places: Places, queued: Callable[[], int]) -> Callable[[Request], Awaitable[Response]]:
+    async def load(request: Request) -> Response:
+        """This one is not counted; all that waits or runs is."""
+        return JSONResponse({"server_load": places.taken - 1, "queued": queued()})
+
+    return load
+
+
+def _document(pages: Pages, with_keys: bool) -> Callable[[Request], Awaitable[Response]]:
+    with_metrics = pages.metrics is not None
+    made = cache(partial(openapi_document, with_metrics=with_metrics, with_keys=with_keys))
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(made())
+
+    return openapi
 
 
 async def _health(request: Request) -> Response:
@@ -137,3 +201,10 @@ async def _on_error(request: Request, error: Exception) -> Response:
 async def _on_defect(request: Request, error: Exception) -> Response:
     """Answers for the server; the error itself is raised on and logged by it."""
     return _response(Failure(500, SERVER, INTERNAL, code="internal_error"))
+
+
+_HANDLERS: Mapping[Any, Any] = {
+    HTTPException: _on_route_error,
+    KvrelayError: _on_error,
+    Exception: _on_defect,
+}

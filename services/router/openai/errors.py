@@ -50,6 +50,16 @@ class Failure:
         return json.dumps({"error": error}).encode("ascii")
 
 
+def closing(failure: Failure) -> tuple[tuple[str, str], ...]:
+    """The failure's headers, and the end of the connection when the body was not read in time.
+
+    Not for 413: closing on unread data resets the connection, and the answer is lost. The server
+    reads on without keeping anything.
+    """
+    close = (("connection", "close"),) if failure.status == 408 else ()
+    return (*failure.headers, *close)
+
+
 def failure_of(error: KvrelayError) -> Failure:
     """What a client is told. Failures inside the cluster keep their details to the logs."""
     if isinstance(error, RequestError):
@@ -73,3 +83,14 @@ def _retry_after(seconds: float) -> tuple[tuple[str, str], ...]:
 def failure_of_route(status: int, detail: str, headers: dict[str, str]) -> Failure:
     """No such route (404) or method (405)."""
     return Failure(status, INVALID, detail, headers=tuple(headers.items()))
+
+
+def no_key(*, missing: bool) -> Failure:
+    """A request without one of the API keys. The wrong key is not repeated to anybody."""
+    message = (
+        "No API key was given: send it as 'Authorization: Bearer KEY'"
+        if missing
+        else "The API key is not one of this server's"
+    )
+    headers = (("www-authenticate", "Bearer"),)
+    return Failure(401, INVALID, message, code="invalid_api_key", headers=headers)

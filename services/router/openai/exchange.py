@@ -7,6 +7,7 @@ noticed by `receive` at once, in any phase, and a slow reader is felt in `send`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from kvrelay.shared.errors import Overloaded, RequestError
 
 T = TypeVar("T")
+_LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class ClientGone(Exception):
@@ -27,6 +29,12 @@ def header(scope: Scope, name: bytes) -> str:
     """The first header of that lower-case name, or "". HTTP headers are Latin-1."""
     pairs: Sequence[tuple[bytes, bytes]] = scope["headers"]
     return next((value.decode("latin-1") for key, value in pairs if key == name), "")
+
+
+def label_of(scope: Scope) -> str:
+    """The client's own id of its request, which is echoed and logged and never a key; or ""."""
+    label = header(scope, b"x-request-id")
+    return label if _LABEL.fullmatch(label) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from kvrelay.services.router.gate import GateRules
 from kvrelay.services.router.generation import Cluster, Generation
 from kvrelay.services.router.openai import sse
 from kvrelay.services.router.openai.chat import ChatWording
 from kvrelay.services.router.openai.completions import CompletionWording
-from kvrelay.services.router.openai.errors import Failure, failure_of
+from kvrelay.services.router.openai.errors import Failure, closing, failure_of
 from kvrelay.services.router.openai.exchange import (
     Bodies,
     BodyLimits,
     ClientGone,
     Reply,
     header,
+    label_of,
     while_connected,
 )
 from kvrelay.services.router.openai.observer import EdgeObserver, Outcome
@@ -29,11 +32,12 @@ from kvrelay.services.router.openai.parse import parse_body
 from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
 from kvrelay.services.router.openai.transcript import Transcript
 from kvrelay.services.router.openai.wording import Delta, Wording
+from kvrelay.services.router.sandbox import TakesLong
 from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
 from kvrelay.shared.errors import KvrelayError, Overloaded, Unavailable, WorkerFailed
 from kvrelay.shared.types import ValidRequest
 
-_LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+T = TypeVar("T")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACE_CHARACTERS = 512
 INLINE_TOLD = 1024
@@ -53,6 +57,10 @@ class EdgeSettings:
     """Of those, how many at the same time; it bounds the memory they take."""
     large_s: float = 10.0
     """Longest wait for a turn at that; then it is a 429."""
+    lenient_fields: bool = False
+    """Fields that are not known are left out instead of refused."""
+    gate: GateRules = field(default_factory=GateRules)
+    """Who may come in at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +78,19 @@ class Route:
     """One of the generating routes."""
 
     path: str
-    parse: Callable[[bytearray, ModelCard, Origin], ValidRequest]
+    parse: Callable[..., ValidRequest]
+    """Of a body, a `ModelCard`, an `Origin`, and whether it is to be `lenient`."""
     wording: Callable[[ValidRequest, ModelCard, int], Wording]
 
 
-def _completion(body: bytearray, card: ModelCard, origin: Origin) -> ValidRequest:
-    return valid_completion(parse_body(CompletionBody, body), card, origin)
+def _completion(
+    body: bytearray, card: ModelCard, origin: Origin, lenient: bool = False
+) -> ValidRequest:
+    return valid_completion(parse_body(CompletionBody, body, lenient=lenient), card, origin)
 
 
-def _chat(body: bytearray, card: ModelCard, origin: Origin) -> ValidRequest:
-    return valid_chat(parse_body(ChatBody, body), card, origin)
+def _chat(body: bytearray, card: ModelCard, origin: Origin, lenient: bool = False) -> ValidRequest:
+    return valid_chat(parse_body(ChatBody, body, lenient=lenient), card, origin)
 
 
 COMPLETIONS = Route("/v1/completions", _completion, CompletionWording)
@@ -98,6 +109,16 @@ class Edge:
     bodies: Bodies
     large: asyncio.Semaphore
 
+    def origin(self, scope: Scope) -> Origin:
+        traces = {name: header(scope, name.encode()) for name in _TRACE_HEADERS}
+        return Origin(
+            request_id=self.draws.request_id(),
+            seed=self.draws.seed(),
+            received_ns=self.draws.now_ns(),
+            client_label=label_of(scope),
+            trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
+        )
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """A place among those that parse a large body. Raises `Overloaded` when none gets free."""
@@ -112,6 +133,14 @@ class Edge:
         finally:
             self.large.release()
 
+    async def work(self, job: Callable[[ModelCard], T], card: ModelCard, body_bytes: int) -> T:
+        """What `job` makes of a body: here, or in its turn on a thread when it takes long."""
+        if body_bytes <= self.settings.inline_bytes:
+            with contextlib.suppress(TakesLong):
+                return job(card.brief())
+        async with self.turn():
+            return await asyncio.to_thread(job, card)
+
 
 class GenerateEndpoint:
     """An ASGI application for one route."""
@@ -121,7 +150,7 @@ class GenerateEndpoint:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = self._origin(scope)
+        origin = self._edge.origin(scope)
         named = ("x-request-id", origin.client_label or origin.request_id)
         reply = Reply(send, (named,), self._edge.settings.send_s)
         try:
@@ -133,26 +162,12 @@ class GenerateEndpoint:
         except ClientGone:
             return
 
-    def _origin(self, scope: Scope) -> Origin:
-        label = header(scope, b"x-request-id")
-        traces = {name: header(scope, name.encode()) for name in _TRACE_HEADERS}
-        return Origin(
-            request_id=self._edge.draws.request_id(),
-            seed=self._edge.draws.seed(),
-            received_ns=self._edge.draws.now_ns(),
-            client_label=label if _LABEL.fullmatch(label) else "",
-            trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
-        )
-
     async def _fail(self, reply: Reply, failure: Failure) -> None:
         if reply.started:
             await reply.write(sse.event(failure.body()) + sse.DONE, last=True)
             return
         self._edge.observer.errored(self._route.path, failure.status)
-        # Not for 413: closing on unread data resets the connection, and the answer is lost. The
-        # server reads on without keeping anything.
-        close = (("connection", "close"),) if failure.status == 408 else ()
-        await reply.whole(failure.status, failure.body(), (*failure.headers, *close))
+        await reply.whole(failure.status, failure.body(), closing(failure))
 
     async def _request(
         self, scope: Scope, receive: Receive, origin: Origin
@@ -162,11 +177,9 @@ class GenerateEndpoint:
             card = self._edge.card()
             if card is None:
                 raise Unavailable("No model is being served yet")
-            parse = partial(self._route.parse, body, card, origin)
-            if len(body) <= self._edge.settings.inline_bytes:
-                return parse(), card
-            async with self._edge.turn():
-                return await asyncio.to_thread(parse), card
+            lenient = self._edge.settings.lenient_fields
+            parse = partial(self._route.parse, body, origin=origin, lenient=lenient)
+            return await self._edge.work(parse, card, len(body)), card
 
     async def _answer(self, request: ValidRequest, card: ModelCard, reply: Reply) -> None:
         transcript = Transcript(request, card.tokenizer)

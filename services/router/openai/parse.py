@@ -9,18 +9,19 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from kvrelay.services.router.openai.lenient import without_unknown
 from kvrelay.services.router.openai.schema import (
     IGNORED,
     MAX_MESSAGES,
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
-    Sampled,
+    Wire,
     kind_of,
     shown,
 )
 from kvrelay.shared.errors import RequestError
 
-Body = TypeVar("Body", bound=Sampled)
+Body = TypeVar("Body", bound=Wire)
 
 MAX_SEPARATORS = 1 << 20
 """Each may stand for a JSON value, which in memory is many times larger than in the body."""
@@ -31,9 +32,17 @@ MAX_DEPTH = 100
 _TOO_DEEP = f"The body is nested too deep: lists and objects may stand {MAX_DEPTH} levels deep"
 
 
-def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
-    """Raises `RequestError`: status 400, `param` names the field."""
-    fields = _object(body)
+def parse_body(kind: type[Body], body: bytes | bytearray, *, lenient: bool = False) -> Body:
+    """Raises `RequestError`: status 400, `param` names the field.
+
+    `lenient`: a field that is not known is left out, unless it would constrain the answer.
+    """
+    fields = json_object(body)
+    return parse_fields(kind, without_unknown(fields, kind) if lenient else fields)
+
+
+def parse_fields(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """The same of an object that was read already."""
     neutral = {name: NEUTRAL[name] for name in NEUTRAL.keys() - kind.model_fields.keys()}
     wire = _supported(fields, neutral, "", dropped=IGNORED)
     messages = wire.get("messages")
@@ -50,7 +59,8 @@ def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
         raise _refusal(error) from error
 
 
-def _object(body: bytes | bytearray) -> dict[str, Any]:
+def json_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Raises `RequestError` for anything else than one object in strict JSON, within bounds."""
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_SEPARATORS:
         raise RequestError(f"The body has more than {MAX_SEPARATORS} commas and brackets")
     try:

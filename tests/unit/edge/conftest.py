@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvrelay.services.router.generation import Readiness, TokenEvent
 from kvrelay.services.router.http import Server
-from kvrelay.services.router.openai.api import create_app
+from kvrelay.services.router.openai.api import Pages, create_app
 from kvrelay.services.router.openai.generate import Draws, EdgeSettings
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
@@ -166,7 +166,9 @@ def app(cluster: ScriptedCluster, card: ModelCard) -> FastAPI:
         wall_s=lambda: 1_750_000_000,
         now_ns=lambda: 99,
     )
-    return create_app(cluster, lambda: card, EdgeSettings(), metrics=lambda: b"up 1\n", draws=draws)
+    return create_app(
+        cluster, lambda: card, EdgeSettings(), pages=Pages(lambda: b"up 1\n"), draws=draws
+    )
 
 
 @pytest.fixture

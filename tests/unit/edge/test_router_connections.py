@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -97,6 +98,50 @@ async def test_a_head_that_does_not_come_closes_the_connection(
         writer.write(begun)
         async with asyncio.timeout(10):
             assert await reader.read() == b""
+
+
+NOT_HTTP = [
+    b"hello\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET \xff\r\n\r\n",
+]
+ENDLESS = [
+    b"GET /health HTTP/1.1\r\nX-Long: " + b"x" * 100_000,
+    b"GET /health HTTP/1.1\r\n" + b"X-One: 1\r\n" * 10_000 + b"\r\n",
+    b"GET /" + b"x" * 100_000,
+]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "words"),
+    [
+        *((sent, 400, "not a valid HTTP request") for sent in NOT_HTTP),
+        *((sent, 431, "larger than 65536 bytes") for sent in ENDLESS),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+async def test_what_no_route_sees_is_refused_in_the_words_of_the_api(
+    port: int, cluster: Any, sent: bytes, status: int, words: str
+) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(sent)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status)
+        assert b"content-type: application/json\r\n" in head and b"connection: close" in head
+        error = json.loads(await reader.readuntil(b"}}"))["error"]
+        assert words in error["message"] and error["type"] == "invalid_request_error"
+    assert await answers(port, cluster)
+
+
+async def test_an_endless_head_in_small_pieces_is_refused_too(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        answer = asyncio.create_task(reader.readuntil(b"\r\n"))
+        writer.write(b"GET /health HTTP/1.1\r\nX-Long: ")
+        for _ in range(80):
+            writer.write(b"x" * 1024)
+            await asyncio.sleep(0)
+        assert await answer == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 
 
 def test_a_late_duplicate_among_many_fields_costs_no_more_than_reading_them() -> None:
