@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-system oracle lint format types imports fuzz proto wheel clean
+.PHONY: help install up test test-system oracle lint format types imports fuzz fuzz-api proto wheel clean
 
 ARGS ?=
 VENV := .venv
@@ -56,6 +56,10 @@ fuzz: $(STAMP) ## 1,000,000 random events around an engine, and 100 lives of eac
 	$(BIN)/python tests/fuzz.py $(ARGS)
 	KVRELAY_TEST_SEEDS=100 KVRELAY_TEST_DEPTH=8 $(BIN)/python -m pytest -n auto tests/sim/test_cluster.py \
 		tests/sim/test_explore.py
+
+fuzz-api: $(STAMP) ## 20,000 random bodies, and 10 minutes of schemathesis against a real cluster (nightly)
+	KVRELAY_TEST_BODIES=20000 $(BIN)/python -m pytest tests/unit/edge/test_fuzz_bodies.py
+	$(BIN)/python tests/fuzz_api.py $(ARGS)
 
 proto: $(STAMP) ## generated gRPC code, committed beside its source
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \
