@@ -173,4 +173,4 @@ def test_a_decode_worker_leaves_its_processors_to_a_prompt_that_it_waits_for(dut
     assert not runner.alone[0] and not runner.alone[-1]
     meanwhile = min(gaps[reserved : reserved + 3])
     assert (meanwhile > 3 * min(gaps)) == (duty < 1.0)
-    assert min(gaps[-8:]) < 3 * min(gaps)
+    assert duty == 1.0 or min(gaps[-8:]) < meanwhile / 2
