@@ -32,6 +32,10 @@ class RequestError(KvrelayError):
         self.status = status
 
 
+class BadGrammar(KvrelayError):
+    """What an answer should be cannot be enforced, or a token that it has is not allowed by it."""
+
+
 class Overloaded(KvrelayError):
     """No room now: becomes a 429 whose Retry-After is `retry_after_s`."""
 

@@ -42,6 +42,27 @@ class EndReason(StrEnum):
     FAILED = "failed"
 
 
+class GrammarKind(StrEnum):
+    """In which language a request says what its answer must be."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """One of the texts of a JSON list."""
+    GRAMMAR = "grammar"
+    """Lark as llguidance understands it, or GBNF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must be, as its request says it."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+    """The field that says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. The noise is a function of (seed, choice, token index) alone.
@@ -158,6 +179,8 @@ class ValidRequest:
     prompt_tokens: int
     """Summed over prompts, each counted once however many choices it has (as OpenAI counts)."""
     stop: tuple[str, ...] = ()
+    constraint: Constraint | None = None
+    """Its grammar is in the legs' sampling once it was checked."""
     stream: bool = False
     include_usage: bool = False
     chat: bool = False

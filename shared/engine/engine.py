@@ -55,7 +55,8 @@ class Engine:
             if row.told:
                 leg.prompt_logprobs += result.prompt_logprobs[row.key]
             if row.sample:
-                self._sampled(leg, result.sampled[row.key], result.logprobs.get(row.key))
+                told = result.logprobs.get(row.key)
+                self._sampled(leg, result.sampled[row.key], told, row.key in result.complete)
             elif leg.handoff:
                 self._push(leg, last=False)
         return self._take()
@@ -213,14 +214,16 @@ class Engine:
             count = getattr(spec.sampling, name)
             if count is not None and not 0 <= count <= MAX_LOGPROBS:
                 return f"{name}: {count} are not from 0 to {MAX_LOGPROBS}"
-        if spec.sampling.grammar:
-            return "grammar: this worker has none"
         return None
 
-    def _sampled(self, leg: Leg, token: int, logprobs: Logprobs | None = None) -> None:
+    def _sampled(
+        self, leg: Leg, token: int, logprobs: Logprobs | None = None, complete: bool = False
+    ) -> None:
         index = leg.outputs
         leg.known.append(token)
         finish = finish_reason(leg.spec, index, token, leg.total >= self._longest)
+        if complete:
+            finish = FinishReason.STOP
         told, leg.prompt_logprobs = tuple(leg.prompt_logprobs), []
         self._out.append(m.TokenOut(leg.owner, leg.ref, index, token, finish, logprobs, told))
         if finish is not None:

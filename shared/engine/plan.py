@@ -63,6 +63,8 @@ class StepResult:
     sampled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     """Why a row that asked to sample has no token (its logits are no numbers), by row key."""
+    complete: set[str] = field(default_factory=set)
+    """Rows whose answer is what its grammar wants, with the token they got: nothing can follow."""
     logprobs: dict[str, Logprobs] = field(default_factory=dict)
     """Of the next tokens, for rows that want them."""
     prompt_logprobs: dict[str, list[Logprobs]] = field(default_factory=dict)

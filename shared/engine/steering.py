@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
 
 from kvrelay.shared.sampling.edits import Edits, Mask, mask_of
 from kvrelay.shared.types import LegSpec, SamplingParams
-
-
-class Grammar(Protocol):
-    """What an answer must be, followed token by token."""
-
-    def mask(self, known: Sequence[int], start: int) -> Mask:
-        """The ids that may come behind the answer so far, which is `known[start:]`."""
-        ...
 
 
 class Steering:
@@ -27,7 +18,6 @@ class Steering:
 
     def __init__(self, spec: LegSpec, vocab: int) -> None:
         sampling = spec.sampling
-        self.grammar: Grammar | None = None
         self._prompt = len(spec.prompt)
         # The prompt counts for the penalty of repetitions alone.
         self._counted = 0 if sampling.repetition_penalty != 1.0 else self._prompt
@@ -61,8 +51,6 @@ class Steering:
         edits = self._edits
         if self._counts:
             self._count(edits, known)
-        if self.grammar is not None:
-            edits.masks = (*self._allowed, self.grammar.mask(known, self._prompt))
         nothing = not (self._counts or edits.biased or edits.masks)
         return None if nothing else edits
 

@@ -19,7 +19,9 @@ from grpc_health.v1 import health_pb2_grpc
 from kvrelay import __version__
 from kvrelay.shared.chaos.decide import open_chaos
 from kvrelay.shared.clock import SystemClock
+from kvrelay.shared.engine.constrained import ConstrainedRunner
 from kvrelay.shared.errors import ConfigError, KvrelayError
+from kvrelay.shared.grammar.store import grammar_store
 from kvrelay.shared.lifeline import announce_ready
 from kvrelay.shared.ports import authority, check_listen
 from kvrelay.shared.rpc.convert import SERVER_OPTIONS
@@ -115,6 +117,7 @@ class Worker:
             metrics.registry, config.host, config.metrics_port, probes
         )
         compute = await asyncio.to_thread(computing, facts, config)
+        grammars = grammar_store(facts.tokenizer, facts.model.vocab)
         log.info(facts.capacity.describe())
         transport = open_transport(
             config.transport, host=config.host, advertise=config.advertise_host, chaos=chaos
@@ -133,7 +136,8 @@ class Worker:
             shared_duty=config.shared_duty,
             view=compute.view,
             blocks=facts.capacity.blocks,
-            runner=compute.runner,
+            runner=ConstrainedRunner(compute.runner, grammars),
+            grammars=grammars,
             transport=transport,
             block_log=lambda incarnation: BlockLog(
                 config.redis_url, Keys(config.cluster), incarnation

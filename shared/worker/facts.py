@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from kvrelay.shared.checkpoint.config import ModelConfig, read_config
 from kvrelay.shared.checkpoint.source import ModelSource, resolve_model, weights_id
@@ -52,7 +53,7 @@ def fingerprint_of(facts: Facts, config: WorkerConfig, numerics: str) -> dict[st
     """What two workers must have in common to continue each other's work (L12)."""
     model = facts.model
     return {
-        "protocol": str(PROTOCOL),
+        "protocol": f"{PROTOCOL}, grammars by llguidance {version('llguidance')}",
         "layout": f"{model.layers}x{model.kv_heads}x{model.head_dim}",
         "dtype": config.dtype,
         "block_size": str(config.block_size),

@@ -17,6 +17,7 @@ from functools import singledispatchmethod
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.loop import EngineLoop
 from kvrelay.shared.errors import Overloaded
+from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.rpc.convert import (
     finish_to_wire,
     leg_from_wire,
@@ -30,6 +31,7 @@ from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.transfer.wire import MAX_PROBE_BYTES
 from kvrelay.shared.types import EndReason, LegRef
 from kvrelay.shared.worker.audit import Auditor, RelayFacts, audit_reply
+from kvrelay.shared.worker.grammars import GrammarGate
 from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.meeting import MAX_ROUNDS, Meeting
 from kvrelay.shared.worker.outbox import Outbox
@@ -62,6 +64,7 @@ class Node:
         self._sender: Sender
         self._receiver: Receiver
         self._auditor: Auditor
+        self.gate: GrammarGate
         self._loop = asyncio.get_running_loop()
         self.remaining_ms: Callable[[], int | None] = lambda: None
         """How long this worker will be there; None for no end."""
@@ -71,8 +74,11 @@ class Node:
         self.on_work: Callable[[], None] = lambda: None
         """Called before the engine is given something."""
 
-    def connect(self, engine: EngineLoop, sender: Sender, receiver: Receiver) -> None:
+    def connect(
+        self, engine: EngineLoop, sender: Sender, receiver: Receiver, grammars: GrammarStore
+    ) -> None:
         self._engine, self._sender, self._receiver = engine, sender, receiver
+        self.gate = GrammarGate(grammars, engine.post, self._perform)
         self._auditor = Auditor(engine.post)
 
     @property
@@ -114,10 +120,11 @@ class Node:
     @property
     def legs(self) -> int:
         """Attempts that are here, in any phase."""
-        return len(self._engine.engine.state.legs)
+        return len(self._engine.engine.state.legs) + len(self.gate)
 
     def detach(self, owner: str) -> None:
         del self._outboxes[owner], self._work[owner]
+        self.gate.owner_gone(owner)
         self._engine.post(m.OwnerGone(owner))
         log.info("router %s left", owner)
 
@@ -139,7 +146,8 @@ class Node:
         elif kind == "cancel":
             ref = ref_from_wire(command.cancel)
             self._work[owner].discard(ref)
-            self._engine.post(m.Cancel(ref))
+            if not self.gate.cancel(ref):
+                self._engine.post(m.Cancel(ref))
         elif kind == "meet":
             self._meet(owner, command.meet)
 
@@ -155,7 +163,7 @@ class Node:
         self._journal.begin(ref, "prefill" if handoff else "both", serve.traceparent)
         spec = leg_from_wire(ref.leg, serve.leg)
         self._work[owner].add(ref)
-        self._engine.post(m.Serve(owner, ref, spec, handoff))
+        self.gate.admit(m.Serve(owner, ref, spec, handoff))
 
     def _reserve(self, owner: str, reserve: pb.Reserve) -> None:
         ref = ref_from_wire(reserve.ref)
@@ -163,7 +171,7 @@ class Node:
         self._journal.begin(ref, "decode", reserve.traceparent)
         spec = leg_from_wire(ref.leg, reserve.leg)
         self._work[owner].add(ref)
-        self._engine.post(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
+        self.gate.admit(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
 
     def _meet(self, owner: str, meet: pb.Meet) -> None:
         for prefill in meet.prefills:
@@ -300,6 +308,7 @@ class Node:
     @_perform.register
     def _(self, it: m.Ended) -> None:
         self._peers.pop(it.ref, None)
+        self.gate.ended(it.ref)
         self._journal.end(it.ref, it.reason, it.message)
         self._work.get(it.owner, set()).discard(it.ref)
         ended = pb.Ended(

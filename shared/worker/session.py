@@ -17,6 +17,7 @@ from kvrelay.shared.engine.messages import Instruction
 from kvrelay.shared.engine.pace import Pace
 from kvrelay.shared.engine.plan import Plan, Runner
 from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.store.blocks import BlockLog
 from kvrelay.shared.store.records import LoadRecord
 from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
@@ -47,6 +48,7 @@ class Machinery:
     view: BlockView
     blocks: int
     runner: Runner
+    grammars: GrammarStore
     transport: Transport
     block_log: Callable[[Incarnation], BlockLog]
     metrics: WorkerMetrics
@@ -97,7 +99,7 @@ class Session:
             self.loop.post,
             machinery.metrics,
         )
-        self.node.connect(self.loop, self._sender, self._receiver)
+        self.node.connect(self.loop, self._sender, self._receiver, machinery.grammars)
         self._clock = machinery.clock
         self._guard = WedgeGuard(self.loop, self._clock, self.node.progresses)
         self.node.on_work = self._guard.work_came
@@ -112,6 +114,7 @@ class Session:
         self.node.retire()
         await self._guard.close()
         await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(self.node.gate.close)
         await self.publisher.close()
         await asyncio.to_thread(self._close_record)
         await self._sender.close()

@@ -40,12 +40,17 @@ class Complete:
     """`complete` of the plan that was made last."""
 
     drawn: tuple[int | str | None, ...]
-    """By row of the plan: its token, why it has none, or None where none was asked for."""
+    """By row of the plan: its token, why it has none, or None where none was asked for.
+
+    A token that completes its answer is its bitwise complement here: a number below 0.
+    """
 
     @staticmethod
     def of(plan: Plan, result: StepResult) -> Complete:
         sampled, failed = result.sampled, result.failed
         keys = (row.key for row in plan.rows)
+        if result.complete:
+            sampled = {**sampled, **{key: ~sampled[key] for key in result.complete}}
         if not failed:
             return Complete(tuple([sampled.get(key) for key in keys]))
         return Complete(tuple([failed.get(key, sampled.get(key)) for key in keys]))
@@ -57,7 +62,9 @@ class Complete:
             if isinstance(drawn, str):
                 result.failed[row.key] = drawn
             elif drawn is not None:
-                result.sampled[row.key] = drawn
+                if drawn < 0:
+                    result.complete.add(row.key)
+                result.sampled[row.key] = ~drawn if drawn < 0 else drawn
             if row.told:
                 result.prompt_logprobs[row.key] = []
         return result
