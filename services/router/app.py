@@ -34,6 +34,7 @@ from kvrelay.services.router.membership import Membership
 from kvrelay.services.router.observe import Observer
 from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
+from kvrelay.services.router.structured_pool import Grammars
 from kvrelay.services.router.sweeper import Sweeper
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.chaos.decide import open_chaos
@@ -98,6 +99,7 @@ class Parts:
     sweeper: Sweeper
     presence: Presence
     tracing: Tracing
+    grammars: Grammars
 
 
 def read_card(config: RouterConfig, created_s: int) -> ModelCard:
@@ -172,8 +174,9 @@ async def serve(config: RouterConfig) -> int:
         drain=stopping.set,
         token=token,
     )
+    settings = edge_settings(config, api_keys)
     served = servers(
-        edge_settings(config, api_keys),
+        settings,
         ports,
         administration,
         dispatcher,
@@ -182,7 +185,7 @@ async def serve(config: RouterConfig) -> int:
     )
     parts = Parts(
         *(dispatcher, membership, store, directory, ledger, open_records, sweeper),
-        *(presence, tracing),
+        *(presence, tracing, settings.grammars),
     )
     if config.api_key_file:
         reading = partial(loop.run_in_executor, None, api_keys.reload)
@@ -237,6 +240,7 @@ async def run_until_signal(
         task.cancel()
     results = await asyncio.gather(*serving, *background, return_exceptions=True)
     await asyncio.to_thread(parts.presence.stop)
+    parts.grammars.close()
     await parts.ledger.close()
     await parts.open_records.aclose()
     await parts.directory.close()

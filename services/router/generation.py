@@ -13,7 +13,8 @@ from kvrelay.shared.types import FinishReason, Logprobs, ValidRequest
 class TokenEvent:
     """The next token of one leg, exactly once and in order of `index`.
 
-    A token that ended the leg by id (EOS or a stop id) arrives with `finish` STOP and is not text.
+    A token that ended the leg by id (EOS or a stop id) arrives with `finish` STOP and is not text;
+    one that completes what a grammar wants arrives with it, too, and is text.
     `finish` LENGTH may accompany the last ordinary token.
     """
 

@@ -18,6 +18,7 @@ from kvrelay.services.router.sampling import (
     sampling_params,
     told_logprobs,
 )
+from kvrelay.services.router.structured import check_beside, constraint_of
 from kvrelay.services.router.template import ChatTemplate
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
 from kvrelay.shared.errors import RequestError
@@ -206,9 +207,12 @@ def _request(
     form = _form(body, card, prompts)
     _check_together(body, len(prompts), form)
     sampling = sampling_params(body, card.vocabulary, origin.seed)
+    constraint = constraint_of(body)
     legs: list[LegSpec] = []
     for prompt in prompts:
         limited = _limited(sampling, body, card, len(prompt))
+        if constraint is not None:
+            check_beside(constraint, limited)
         for choice in range(form.candidates):
             legs.append(
                 LegSpec(
@@ -229,6 +233,7 @@ def _request(
         legs=tuple(legs),
         prompt_tokens=sum(len(prompt) for prompt in prompts),
         stop=tuple(body.stop or ()),
+        constraint=constraint,
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         chat=isinstance(body, ChatBody),

@@ -19,6 +19,7 @@ from kvrelay.shared.engine.loop import EngineLoop
 from kvrelay.shared.engine.pace import Pace
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.rpc.convert import leg_to_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.rpc.gen import relay_pb2_grpc
@@ -66,7 +67,8 @@ class StuckWorker:
         transport = LoopbackTransport(LoopbackHub())
         memory = memoryview(bytearray(64))
         parts = (transport, INCARNATION, lambda *_: memory, self.loop.post, metrics)
-        self.node.connect(self.loop, Sender(*parts), Receiver(*parts))
+        grammars = GrammarStore(lambda: pytest.fail("nobody asks for a grammar"))
+        self.node.connect(self.loop, Sender(*parts), Receiver(*parts), grammars)
         self.guard = WedgeGuard(self.loop, clock, self.node.progresses)
         self.node.on_work = self.guard.work_came
 

@@ -33,6 +33,7 @@ from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
 from kvrelay.services.router.openai.transcript import Transcript
 from kvrelay.services.router.openai.wording import Delta, Wording
 from kvrelay.services.router.sandbox import TakesLong
+from kvrelay.services.router.structured_pool import Grammars, with_grammar
 from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
 from kvrelay.shared.errors import KvrelayError, Overloaded, Unavailable, WorkerFailed
 from kvrelay.shared.types import ValidRequest
@@ -61,6 +62,8 @@ class EdgeSettings:
     """Fields that are not known are left out instead of refused."""
     gate: GateRules = field(default_factory=GateRules)
     """Who may come in at all."""
+    grammars: Grammars = field(default_factory=Grammars)
+    """Whoever made these settings closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +182,8 @@ class GenerateEndpoint:
                 raise Unavailable("No model is being served yet")
             lenient = self._edge.settings.lenient_fields
             parse = partial(self._route.parse, body, origin=origin, lenient=lenient)
-            return await self._edge.work(parse, card, len(body)), card
+            request = await self._edge.work(parse, card, len(body))
+        return await with_grammar(request, self._edge.settings.grammars, card), card
 
     async def _answer(self, request: ValidRequest, card: ModelCard, reply: Reply) -> None:
         transcript = Transcript(request, card.tokenizer)

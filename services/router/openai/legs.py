@@ -38,6 +38,9 @@ class Leg:
             include_stop=form.include_stop,
         )
         self._tells = form.logprobs is not None or form.token_ids
+        sampling = self._spec.sampling
+        self._enders = {*self._spec.eos_token_ids, *sampling.stop_token_ids}
+        """Ids that are no text as the last ones; with a grammar others end an answer, too."""
         self._shown = 0
         """Characters in deltas, the echoed prompt's included."""
         self._waiting: deque[Told] = deque()
@@ -93,7 +96,7 @@ class Leg:
 
     def _read(self, event: TokenEvent) -> str:
         """The text that became certain."""
-        ends_it = event.finish is FinishReason.STOP
+        ends_it = event.finish is FinishReason.STOP and event.token in self._enders
         shown = self._form.include_stop or not ends_it
         text = self._machine.feed(event.token) if shown else ""
         return text if event.finish is None else text + self._machine.finish()

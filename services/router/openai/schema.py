@@ -13,6 +13,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from kvrelay.services.router.openai.structured_schema import (
+    Choices,
+    GrammarText,
+    Regex,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)
+
 MAX_LEGS = 128
 """Most answers of one request: prompts times n."""
 MAX_MESSAGES = 4096
@@ -152,6 +161,12 @@ class Sampled(Wire):
     """Cached prefixes are shared only among requests with the same."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
 
 
 class CompletionBody(Sampled):
@@ -197,21 +212,15 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "grammar": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1,),
     "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),

@@ -157,7 +157,7 @@ def cluster(tokenizer: TokenizerInfo) -> ScriptedCluster:
 
 
 @pytest.fixture
-def app(cluster: ScriptedCluster, card: ModelCard) -> FastAPI:
+def app(cluster: ScriptedCluster, card: ModelCard) -> Iterator[FastAPI]:
     """Request ids are 1, 2, ...; the drawn seed is 7; it is always the same second."""
     ids = map(str, count(1))
     draws = Draws(
@@ -166,9 +166,9 @@ def app(cluster: ScriptedCluster, card: ModelCard) -> FastAPI:
         wall_s=lambda: 1_750_000_000,
         now_ns=lambda: 99,
     )
-    return create_app(
-        cluster, lambda: card, EdgeSettings(), pages=Pages(lambda: b"up 1\n"), draws=draws
-    )
+    settings = EdgeSettings()
+    yield create_app(cluster, lambda: card, settings, pages=Pages(lambda: b"up 1\n"), draws=draws)
+    settings.grammars.close()
 
 
 @pytest.fixture

@@ -50,7 +50,14 @@ async def test_an_unknown_field_is_left_out_with_one_warning(
 @pytest.mark.parametrize(
     "field",
     [
-        *("guided_json", "guided_regex", "structural_tag", "json_schema", "ebnf", "stop_regex"),
+        *(
+            "guided_whitespace_pattern",
+            "regex",
+            "structural_tag",
+            "json_schema",
+            "ebnf",
+            "stop_regex",
+        ),
         *("functions", "allowed_words", "max_new_tokens", "custom_logit_processor", "prompt"),
     ],
 )

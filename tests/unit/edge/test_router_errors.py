@@ -49,10 +49,8 @@ CHAT_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_completion_tokens": 5, "max_tokens": 6}, BAD, "max_tokens"),
     ({"tools": [{"type": "function"}]}, UNSUPPORTED, "tools"),
     ({"tool_choice": "required"}, UNSUPPORTED, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format"),
     ({"top_logprobs": 5}, BAD, "top_logprobs"),
     ({"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort"),
-    ({"guided_regex": "a+"}, UNSUPPORTED, "guided_regex"),
 ]
 COMPLETION_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": None}, TYPE, "prompt"),

@@ -86,7 +86,7 @@ TABLE = [
     wrong(CHAT, BAD, "max_completion_tokens", max_completion_tokens=101),
     wrong(CHAT, BAD, "max_tokens", max_completion_tokens=5, max_tokens=6),
     wrong(CHAT, UNSUPPORTED, "modalities", modalities=["audio"]),
-    wrong(CHAT, UNSUPPORTED, "guided_regex", guided_regex="a+"),
+    wrong(CHAT, UNSUPPORTED, "guided_backend", guided_backend="x"),
     wrong(TEXT, MISSING, "prompt", prompt=...),
     wrong(TEXT, BAD, "prompt", prompt=""),
     wrong(TEXT, TYPE, "prompt", prompt={"text": "hi"}),
