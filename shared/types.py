@@ -145,6 +145,25 @@ class LegRef:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageForm:
+    """What of a chat answer's text is no content, and how it is told from it."""
+
+    calls: str = "none"
+    """The format in which this model calls tools, by name."""
+    names: tuple[str, ...] = ()
+    """Of the tools it may call."""
+    one_call: bool = False
+    short_ids: bool = False
+    """Calls get ids of nine letters and digits."""
+    thinking: tuple[str, str] | None = None
+    """The tags around reasoning."""
+    thinking_begun: bool = False
+    """The prompt ends with the first of them."""
+    text_ids: frozenset[int] = frozenset()
+    """Control tokens that are text all the same: tags."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerForm:
     """What the client is told of an answer, and how: the router's alone, workers see none of it."""
 
@@ -165,6 +184,7 @@ class AnswerForm:
     """Control tokens are text, too."""
     token_ids: bool = False
     continuous_usage: bool = False
+    message: MessageForm = MessageForm()
 
 
 @dataclass(frozen=True, slots=True)

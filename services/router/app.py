@@ -36,6 +36,7 @@ from kvrelay.services.router.placement import Placement
 from kvrelay.services.router.refusals import RefusalCounter
 from kvrelay.services.router.structured_pool import Grammars
 from kvrelay.services.router.sweeper import Sweeper
+from kvrelay.services.router.tools.model import Parsers
 from kvrelay.services.router.validate import ModelCard, model_card
 from kvrelay.shared.chaos.decide import open_chaos
 from kvrelay.shared.checkpoint.config import read_config
@@ -108,7 +109,12 @@ def read_card(config: RouterConfig, created_s: int) -> ModelCard:
     tokenizer = load_tokenizer(source.path)
     model = read_config(source)
     card = model_card(
-        config.served_names, tokenizer, model.max_positions, created_s, vocab=model.vocab
+        config.served_names,
+        tokenizer,
+        model.max_positions,
+        created_s,
+        vocab=model.vocab,
+        parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
     )
     return replace(card, max_output_tokens=config.max_output_tokens)
 

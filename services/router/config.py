@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ByteSize, Field
 
+from kvrelay.services.router.tools.formats import ReasoningParser, ToolParser
 from kvrelay.shared.config import (
     ClusterName,
     Host,
@@ -82,6 +83,12 @@ class RouterConfig(Settings):
     """Longest time between two tokens of one choice, in seconds."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """After SIGTERM running answers have this many seconds to end."""
+    tool_call_parser: ToolParser = "auto"
+    """The form in which the model writes tool calls; auto goes by its chat template, none takes no
+    tools."""
+    reasoning_parser: ReasoningParser = "auto"
+    """The tags around the model's reasoning: think is <think>, mistral is [THINK]; auto goes by its
+    chat template, and with none reasoning is content."""
     chaos: str = ""
     """A chaos plan (YAML file): faults that this router injects into its own work, to prove that
     nothing comes of them. Empty is none; never set it where people are served."""

@@ -6,11 +6,21 @@ a control token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvrelay.services.router.openai.schema import ChatBody
+from kvrelay.services.router.openai.tool_schema import Tool
 from kvrelay.services.router.sampling import refusal
 from kvrelay.services.router.template import RESERVED, ChatTemplate, Message
+from kvrelay.services.router.tools.history import (
+    check_calls,
+    guarded,
+    worded_calls,
+    worded_id,
+    worded_tools,
+)
+from kvrelay.services.router.tools.model import ModelTools
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
 
 MAX_VALUES = 1024
@@ -19,28 +29,51 @@ MAX_CHARACTERS = 16 << 10
 """Of the texts in them."""
 
 
-def conversation(body: ChatBody, template: ChatTemplate, tokenizer: TokenizerInfo) -> str:
-    """For `encode_guarded`. Raises `RequestError`."""
-    messages = _messages(body, template, tokenizer)
+def conversation(
+    body: ChatBody,
+    template: ChatTemplate,
+    tokenizer: TokenizerInfo,
+    model: ModelTools,
+    told: Sequence[Tool],
+) -> str:
+    """For `encode_guarded`. `told`: the tools that the model is told of. Raises `RequestError`."""
+    check_calls(body.messages, model)
+    messages = _messages(body, template, tokenizer, model)
+    tools = worded_tools(told, tokenizer.guard)
     variables = _variables(body.chat_template_kwargs or {}, tokenizer)
     if not body.continue_final_message:
         begins = body.add_generation_prompt is not False
-        return template.render(messages, add_generation_prompt=begins, variables=variables)
+        return template.render(
+            messages, tools=tools, add_generation_prompt=begins, variables=variables
+        )
     if body.add_generation_prompt:
         raise refusal("continue_final_message", "excludes add_generation_prompt: true")
-    return template.render_open(messages, variables=variables)
+    return template.render_open(messages, tools=tools, variables=variables)
 
 
-def _messages(body: ChatBody, template: ChatTemplate, tokenizer: TokenizerInfo) -> list[Message]:
+def _messages(
+    body: ChatBody, template: ChatTemplate, tokenizer: TokenizerInfo, model: ModelTools
+) -> list[Message]:
+    guard = tokenizer.guard
     messages: list[Message] = []
+    called: dict[str, str] = {}
     for given in body.messages:
         renamed = given.role == "developer" and not template.knows_developer
         role = "system" if renamed else given.role
-        message = Message(role=role, content=tokenizer.guard(given.content))
-        if given.name is not None:
-            message["name"] = tokenizer.guard(given.name)
+        content = model.empty_content if given.content is None else guard(given.content)
+        message = Message(role=role, content=content)
+        name = given.name
+        if given.tool_calls:
+            called |= {call.id: call.function.name for call in given.tool_calls}
+            message["tool_calls"] = worded_calls(given.tool_calls, model, guard)
         if given.tool_call_id is not None:
-            message["tool_call_id"] = tokenizer.guard(given.tool_call_id)
+            message["tool_call_id"] = worded_id(given.tool_call_id, model, guard)
+            name = called.get(given.tool_call_id) if name is None else name
+        if name is not None:
+            message["name"] = guard(name)
+        reasoning = given.reasoning_content or given.reasoning
+        if reasoning:
+            message["reasoning_content"] = guard(reasoning)
         messages.append(message)
     return messages
 
@@ -58,7 +91,7 @@ def _variables(given: dict[str, Any], tokenizer: TokenizerInfo) -> dict[str, obj
             f"at most {MAX_VALUES} values and {MAX_CHARACTERS} characters of text (given: "
             f"{values} and {characters})",
         )
-    return {name: _guarded(value, tokenizer) for name, value in given.items()}
+    return {name: guarded(value, tokenizer.guard) for name, value in given.items()}
 
 
 def _extent(value: object) -> tuple[int, int]:
@@ -71,13 +104,3 @@ def _extent(value: object) -> tuple[int, int]:
         return 1, 0
     extents = [_extent(one) for one in inner]
     return 1 + sum(v for v, _ in extents), keys + sum(c for _, c in extents)
-
-
-def _guarded(value: object, tokenizer: TokenizerInfo) -> object:
-    if isinstance(value, str):
-        return tokenizer.guard(value)
-    if isinstance(value, list):
-        return [_guarded(one, tokenizer) for one in value]
-    if isinstance(value, dict):
-        return {tokenizer.guard(key): _guarded(one, tokenizer) for key, one in value.items()}
-    return value

@@ -46,9 +46,11 @@ class Message(TypedDict, total=False):
     """What a template sees of one message."""
 
     role: str
-    content: str
+    content: str | None
     name: str
     tool_call_id: str
+    tool_calls: list[dict[str, Any]]
+    reasoning_content: str
 
 
 class ChatTemplate:
@@ -87,6 +89,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Message],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
@@ -101,7 +104,7 @@ class ChatTemplate:
         names = {
             **(variables or {}),
             "messages": list(messages),
-            "tools": None,
+            "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self._tokens,
@@ -123,15 +126,21 @@ class ChatTemplate:
         return "".join(pieces)
 
     def render_open(
-        self, messages: Sequence[Message], *, variables: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt text, ending with the last message's content: the answer goes on with it.
 
         Raises `RequestError`, also when the template does not show that content.
         """
         *before, last = messages
-        marked: Message = {**last, "content": last["content"] + _END}
-        text = self.render([*before, marked], add_generation_prompt=False, variables=variables)
+        marked: Message = {**last, "content": (last["content"] or "") + _END}
+        text = self.render(
+            [*before, marked], tools=tools, add_generation_prompt=False, variables=variables
+        )
         end = text.rfind(_END)
         if end < 0:
             raise _refusal("the model's chat template does not show the last one's content")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from kvrelay.services.router.conversation import conversation
 from kvrelay.services.router.openai.schema import MAX_LEGS, ChatBody, CompletionBody, Sampled
@@ -20,6 +21,8 @@ from kvrelay.services.router.sampling import (
 )
 from kvrelay.services.router.structured import check_beside, constraint_of
 from kvrelay.services.router.template import ChatTemplate
+from kvrelay.services.router.tools.asked import asked_tools, with_tools
+from kvrelay.services.router.tools.model import AUTO, NO_TOOLS, ModelTools, Parsers, model_tools
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo
 from kvrelay.shared.errors import RequestError
 from kvrelay.shared.types import AnswerForm, LegSpec, SamplingParams, ValidRequest
@@ -51,6 +54,7 @@ class ModelCard:
     template: ChatTemplate | None
     created_s: int
     """Unix time, for /v1/models."""
+    tools: ModelTools = NO_TOOLS
     max_output_tokens: int | None = None
     """Most tokens that one answer may be asked to have; None: as many as the context holds."""
 
@@ -71,21 +75,33 @@ def model_card(
     max_model_len: int,
     created_s: int,
     vocab: int | None = None,
+    parsers: Parsers = AUTO,
 ) -> ModelCard:
-    """Compiles the chat template. Raises `ModelError` when it cannot be.
+    """Compiles the chat template and tries it. Raises `ModelError` when it cannot be compiled.
 
     `vocab`: rows of the model's embedding, which may be fewer than the tokenizer's ids.
     """
     special = tokenizer.special
     source, bos, eos = special.chat_template, special.bos_token or "", special.eos_token or ""
+    template = None if source is None else ChatTemplate(source, bos, eos)
     return ModelCard(
         names=tuple(names),
         tokenizer=tokenizer,
         max_model_len=max_model_len,
         vocab_size=min(tokenizer.vocab_size, vocab or tokenizer.vocab_size),
-        template=None if source is None else ChatTemplate(source, bos, eos),
+        template=template,
         created_s=created_s,
+        tools=NO_TOOLS if template is None else _tools(template, tokenizer, parsers),
     )
+
+
+def _tools(template: ChatTemplate, tokenizer: TokenizerInfo, parsers: Parsers) -> ModelTools:
+    def render(messages: Sequence[Any], tools: Sequence[Any]) -> str:
+        return template.render(messages, tools=tools)
+
+    ids = sorted(tokenizer.special_ids)
+    control = {tokenizer.token_bytes(id).decode("utf-8", "replace"): id for id in ids}
+    return model_tools(tokenizer.special.chat_template or "", render, control, parsers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +147,11 @@ def valid_chat(body: ChatBody, card: ModelCard, origin: Origin) -> ValidRequest:
             param="messages",
             code="unsupported_parameter",
         )
-    text = conversation(body, card.template, card.tokenizer)
+    asked = asked_tools(body.tools, body.tool_choice, body.parallel_tool_calls, card.tools)
+    text = conversation(body, card.template, card.tokenizer, card.tools, asked.tools)
     prompt = _fitting(card, text, "messages", body, add_special=False)
-    return _request(body, card, origin, [prompt])
+    request = _request(body, card, origin, [prompt])
+    return with_tools(request, asked, card.tools, text)
 
 
 def _check_model(body: Sampled, card: ModelCard) -> None:

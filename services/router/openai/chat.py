@@ -28,7 +28,7 @@ class ChatWording:
         self._tokenizer = card.tokenizer
         kind = "chat.completion.chunk"
         self._envelope = Envelope(self._id, kind, created_s, request.model, request.include_usage)
-        self._parsers = [parser_of(request) for _ in request.legs]
+        self._parsers = [parser_of(request, leg) for leg in range(len(request.legs))]
         self._waiting: list[list[Told]] = [[] for _ in request.legs]
         """Tokens whose text a parser holds back."""
         self._without_role = set(range(len(request.legs)))
@@ -37,26 +37,26 @@ class ChatWording:
         self._begun = False
 
     def chunk(self, leg: int, delta: Delta, so_far: Usage | None = None) -> bytes:
-        """Two chunks when a parser has held text back to the end."""
+        """Several chunks when a parser tells several fields, as of text that it held back."""
         parser = self._parsers[leg]
-        fields = parser.feed(delta.text) if delta.text else {}
+        fields = parser.feed(delta.text) if delta.text else ()
         self._waiting[leg] += delta.tokens
         if not self._begun and delta.prompt_logprobs is not None:
             self._prompt_due = delta.prompt_logprobs
         usage = "" if so_far is None else json.dumps(so_far.so_far())
-        data = self._piece(leg, fields, None, usage) if fields else b""
+        data = b"".join([self._piece(leg, one, None, usage) for one in fields])
         if delta.finish is None:
             return data
         held, reason = parser.finish(delta.finish)
-        if held:
-            data += self._piece(leg, held, None, usage)
+        data += b"".join([self._piece(leg, one, None, usage) for one in held])
         last = {"content": ""} if leg in self._without_role else {}
         return data + self._piece(leg, last, reason, usage)
 
     def _piece(self, leg: int, fields: Fields, finish: str | None, usage: str) -> bytes:
         if leg in self._without_role:
             self._without_role.discard(leg)
-            fields = {"role": "assistant", **fields}
+            nothing = {"content": None} if "tool_calls" in fields else {}
+            fields = {"role": "assistant", **nothing, **fields}
         told, self._waiting[leg] = self._waiting[leg], []
         choice: dict[str, Any] = {
             "index": leg,
@@ -107,12 +107,12 @@ class ChatWording:
 
     def _choice(self, index: int, leg: int, answer: Delta) -> dict[str, Any]:
         parser = self._parsers[leg]
-        fields = parser.feed(answer.text) if answer.text else {}
+        fields = parser.feed(answer.text) if answer.text else ()
         assert answer.finish is not None, "the leg has ended"
         held, reason = parser.finish(answer.finish)
         choice: dict[str, Any] = {
             "index": index,
-            "message": message_of([fields, held]),
+            "message": message_of([*fields, *held]),
             "logprobs": self._logprobs(answer.tokens),
             "finish_reason": reason,
         }

@@ -32,7 +32,7 @@ class Leg:
         self._echo = form.echo[number // form.candidates] if form.echo else ""
         self._machine = LegText(
             tokenizer.token_bytes,
-            frozenset() if form.show_special else tokenizer.special_ids,
+            frozenset() if form.show_special else tokenizer.special_ids - form.message.text_ids,
             request.stop,
             unsearched_tokens=self._spec.sampling.min_tokens,
             include_stop=form.include_stop,

@@ -21,6 +21,7 @@ from kvrelay.services.router.openai.structured_schema import (
     Schema,
     StructuredOutputs,
 )
+from kvrelay.services.router.openai.tool_schema import CallId, GivenCalls, ToolChoice, Tools
 
 MAX_LEGS = 128
 """Most answers of one request: prompts times n."""
@@ -69,9 +70,9 @@ def _prompt(item: object) -> str | Ids:
     return item
 
 
-def _content(value: object) -> str:
+def _content(value: object) -> str | None:
     """The text of a message: a string, or text parts, which are joined by a line break."""
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise PydanticCustomError("content_type", "must be a string or a list of text parts")
@@ -181,9 +182,14 @@ class CompletionBody(Sampled):
 
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str | None, BeforeValidator(_content)] = None
+    """May be missing beside calls alone."""
     name: str | None = None
-    tool_call_id: str | None = None
+    tool_call_id: CallId | None = None
+    tool_calls: GivenCalls | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same by another name."""
 
 
 class ChatBody(Sampled):
@@ -191,6 +197,9 @@ class ChatBody(Sampled):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: (
@@ -236,9 +245,6 @@ NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
-    "tool_calls": ([],),
 }
 """Fields of an answer's message, which clients send back as they got it."""

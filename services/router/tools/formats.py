@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from kvrelay.services.router.tools.forms import Form, bare, hermes, llama, mistral, no_calls
 from kvrelay.services.router.tools.message import Thinking
 
 ToolParser: TypeAlias = Literal["auto", "none", "hermes", "llama", "mistral", "json"]
@@ -18,7 +17,7 @@ class CallFormat:
     """How calls are written."""
 
     name: str
-    parse: Form
+    """By which its parser is found."""
     tags: tuple[str, ...] = ()
     """Where they are control tokens of the model, they are text to the parser all the same."""
     arguments_key: str = "arguments"
@@ -28,13 +27,13 @@ class CallFormat:
     """The name stands before the arguments, not with them in one object."""
 
 
-NO_CALLS = CallFormat("none", no_calls)
-HERMES = CallFormat("hermes", hermes, ("<tool_call>", "</tool_call>"))
-LLAMA = CallFormat("llama", llama, ("<|python_tag|>",), arguments_key="parameters")
-JSON = CallFormat("json", bare)
+NO_CALLS = CallFormat("none")
+HERMES = CallFormat("hermes", ("<tool_call>", "</tool_call>"))
+LLAMA = CallFormat("llama", ("<|python_tag|>",), arguments_key="parameters")
+JSON = CallFormat("json")
 _MISTRAL_TAGS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-MISTRAL = CallFormat("mistral", mistral, _MISTRAL_TAGS, short_ids=True)
-MISTRAL_NAMED = CallFormat("mistral", mistral, _MISTRAL_TAGS, short_ids=True, named=True)
+MISTRAL = CallFormat("mistral", _MISTRAL_TAGS, short_ids=True)
+MISTRAL_NAMED = CallFormat("mistral", _MISTRAL_TAGS, short_ids=True, named=True)
 
 THINKING: Mapping[str, Thinking] = {
     "think": Thinking("<think>", "</think>"),

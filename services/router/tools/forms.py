@@ -7,7 +7,7 @@ is content.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from kvrelay.services.router.tools.deltas import Deltas
@@ -72,6 +72,16 @@ def bare(reader: Reader, out: Deltas, names: Names) -> Wait[None]:
 
 def no_calls(reader: Reader, out: Deltas, names: Names) -> Wait[None]:
     yield from _rest(reader, out)
+
+
+FORMS: Mapping[str, Form] = {
+    "none": no_calls,
+    "hermes": hermes,
+    "llama": llama,
+    "mistral": mistral,
+    "json": bare,
+}
+"""By the names of formats."""
 
 
 def _content(reader: Reader, out: Deltas, tag: str) -> Wait[int | None]:

@@ -122,9 +122,8 @@ class ScriptedCluster:
                 yield event_of(request, leg, index, token, finish)
 
 
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every byte, a few longer tokens, three control tokens, a ChatML template."""
+def write_model(folder: Path, template: str, control: Sequence[str] = ()) -> Path:
+    """Every byte, a few longer tokens, three control tokens and more, a template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["he", "ll", "hell", "hello", "Ġw", "or"]
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("o", "r")]
@@ -132,13 +131,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *control]
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in control])
-    folder = tmp_path_factory.mktemp("model")
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "bos_token": None, "chat_template": TEMPLATE}
+    config = {"eos_token": "<|im_end|>", "bos_token": None, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a ChatML template."""
+    return write_model(tmp_path_factory.mktemp("model"), TEMPLATE)
 
 
 @pytest.fixture(scope="session")

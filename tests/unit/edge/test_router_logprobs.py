@@ -317,20 +317,20 @@ class OneBehind(PlainText):
     def __init__(self) -> None:
         self.held = ""
 
-    def feed(self, text: str) -> Fields:
+    def feed(self, text: str) -> list[Fields]:
         text = self.held + text
         self.held = text[-1]
-        return {"content": text[:-1]} if text[:-1] else {}
+        return [{"content": text[:-1]}] if text[:-1] else []
 
     def finish(self, reason: FinishReason) -> Ending:
-        return Ending({"content": self.held} if self.held else {}, f"{reason} after all")
+        return Ending([{"content": self.held}] if self.held else [], f"{reason} after all")
 
 
 async def test_what_a_parser_holds_back_keeps_its_entries(
     client: httpx.AsyncClient, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kvrelay.services.router.openai.chat.parser_of", lambda request: OneBehind()
+        "kvrelay.services.router.openai.chat.parser_of", lambda request, leg: OneBehind()
     )
     cluster.script = cluster.saying("aé")
     fields: dict[str, Any] = {"logprobs": True, "return_token_ids": True, "prompt_logprobs": 0}
