@@ -51,6 +51,9 @@ class GrammarKind(StrEnum):
     """One of the texts of a JSON list."""
     GRAMMAR = "grammar"
     """Lark as llguidance understands it, or GBNF."""
+    CALLS = "calls"
+    """Lark that the router wrote for tool calls. What a schema in it asks for and cannot be had is
+    passed over where the tool is not strict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Constraint:
     text: str
     param: str
     """The field that says so."""
+    around: str = ""
+    """Lark in which `@content` is that; empty if the whole answer is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ def main() -> None:
     tokenizer = build(Vocabulary.from_json(_read(requests)))
     _write(replies, {})
     while data := _read(requests):
-        kind, text = json.loads(data)
+        kind, text, around = json.loads(data)
         try:
-            grammar = serialize(GrammarKind(kind), text)
-            try_out(compiled(tokenizer, grammar))
+            grammar = serialize(GrammarKind(kind), text, around)
+            try_out(compiled(tokenizer, grammar, lenient=kind == GrammarKind.CALLS))
             _write(replies, {"grammar": grammar})
         except BadGrammar as error:
             _write(replies, {"problem": str(error)})

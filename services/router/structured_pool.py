@@ -27,7 +27,7 @@ from kvrelay.shared.grammar.vocabulary import Vocabulary
 from kvrelay.shared.types import Constraint, ValidRequest
 
 _COMMAND = (sys.executable, "-m", "kvrelay.services.router.structured_child")
-_Key: TypeAlias = tuple[str, str]
+_Key: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Grammars:
 
     async def grammar(self, asked: Constraint, card: ModelCard) -> str:
         """Raises `RequestError` naming the field, `Overloaded`, or `Unavailable`."""
-        key = (asked.kind.value, asked.text)
+        key = (asked.kind.value, asked.text, asked.around)
         answer = self._kept.get(key)
         if answer is None:
             task = self._asked.get(key)
@@ -165,7 +165,7 @@ async def with_grammar(request: ValidRequest, grammars: Grammars, card: ModelCar
 
 
 def _size(key: _Key, answer: Answer) -> int:
-    return len(key[1]) + len(answer.grammar) + len(answer.problem)
+    return len(key[1]) + len(key[2]) + len(answer.grammar) + len(answer.problem)
 
 
 class _Child:

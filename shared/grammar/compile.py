@@ -35,10 +35,11 @@ def limits() -> LLParserLimits:
     )
 
 
-def serialize(kind: GrammarKind, text: str) -> str:
-    """The one grammar of such a request. Raises `BadGrammar`."""
+def serialize(kind: GrammarKind, text: str, around: str = "") -> str:
+    """The one grammar of such a request, within another if there is one around. Raises
+    `BadGrammar`."""
     try:
-        grammar = _SERIALIZERS[kind](text)
+        grammar = _within(around, _SERIALIZERS[kind](text))
         size = len(grammar.encode())
     except UnicodeError as error:
         raise BadGrammar("it has half of a surrogate pair, which is no text") from error
@@ -49,6 +50,16 @@ def serialize(kind: GrammarKind, text: str) -> str:
     if size > MAX_GRAMMAR_BYTES:
         raise BadGrammar(f"its grammar has {size} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
     return grammar
+
+
+def _within(around: str, grammar: str) -> str:
+    if not around:
+        return grammar
+    is_lark = not grammar.startswith("{")
+    parts = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
+    content, *others = parts
+    whole = [{"lark_grammar": around}, {**content, "name": "content"}, *others]
+    return json.dumps({"grammars": whole})
 
 
 def _json_schema(text: str) -> str:
@@ -79,18 +90,20 @@ _SERIALIZERS: Mapping[GrammarKind, Callable[[str], str]] = {
     GrammarKind.REGEX: LLMatcher.grammar_from_regex,
     GrammarKind.CHOICE: _choice,
     GrammarKind.GRAMMAR: _grammar,
+    GrammarKind.CALLS: LLMatcher.grammar_from_lark,
 }
 
 
-def compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """At the beginning of an answer. Raises `BadGrammar`, also where nothing satisfies it."""
+def compiled(tokenizer: LLTokenizer, grammar: str, *, lenient: bool = False) -> LLMatcher:
+    """At the beginning of an answer. Raises `BadGrammar`, also where nothing satisfies it, and
+    unless it is `lenient` where the library passes something over."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
     if not matcher.is_stopped():
         matcher.compute_bitmask()  # what contradicts itself may show only here
     if matcher.is_error():
         said = _one_line(matcher.get_error())
         raise BadGrammar("nothing satisfies it" if said.startswith("NoExtension") else said)
-    if warnings := matcher.get_grammar_warnings():
+    if not lenient and (warnings := matcher.get_grammar_warnings()):
         raise BadGrammar(_one_line(warnings[0]))
     return matcher
 

@@ -44,7 +44,7 @@ class GrammarStore:
                 self._tokenizer = self._build()
             fresh = self._compiled.get(grammar)
             if fresh is None:
-                fresh = self._compiled[grammar] = compiled(self._tokenizer, grammar)
+                fresh = self._compiled[grammar] = compiled(self._tokenizer, grammar, lenient=True)
                 if len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             else:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvrelay.services.router.openai.tool_schema import NamedTool, Tool, ToolChoice
-from kvrelay.services.router.tools.formats import NO_CALLS, begins_thinking
+from kvrelay.services.router.tools.formats import JSON, LLAMA, NO_CALLS, begins_thinking
 from kvrelay.services.router.tools.grammar import Function, Wanted, call_grammar
 from kvrelay.services.router.tools.model import ModelTools
 from kvrelay.shared.errors import RequestError
-from kvrelay.shared.types import MessageForm, ValidRequest
+from kvrelay.shared.types import Constraint, GrammarKind, MessageForm, ValidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,47 @@ def asked_tools(
 
 
 def with_tools(request: ValidRequest, asked: Asked, model: ModelTools, prompt: str) -> ValidRequest:
-    """The request with how the answer to this prompt is read, and what it must be."""
+    """The request with how the answer to this prompt is read, and what it must be.
+
+    Raises `RequestError`.
+    """
     message = message_form(asked, model, prompt)
-    request = replace(request, form=replace(request.form, message=message))
-    grammar = calls_grammar(asked, model, message)
-    if not grammar:
-        return request
-    legs = tuple(
-        replace(leg, sampling=replace(leg.sampling, grammar=grammar)) for leg in request.legs
-    )
-    return replace(request, legs=legs)
+    form = replace(request.form, message=message)
+    constraint = _constraint(request.constraint, asked, model, message)
+    return replace(request, form=form, constraint=constraint)
+
+
+def _constraint(
+    given: Constraint | None, asked: Asked, model: ModelTools, message: MessageForm
+) -> Constraint | None:
+    """What else was asked of the answer is asked of its content: there is none beside calls that
+    must be made, and before it there may be reasoning."""
+    if given is None or asked.must_call:
+        if not asked.enforced:
+            return None
+        wanted = _wanted(asked, model, message)
+        text = call_grammar(wanted, model.format, model.control_ids.get)
+        return Constraint(GrammarKind.CALLS, text, "tools")
+    if not asked.callable and model.thinking is None:
+        return given
+    if asked.callable and model.format in (JSON, LLAMA):
+        raise _refusal(
+            given.param,
+            "cannot stand beside tools here, as calls of this model are JSON without a mark, too: "
+            "set tool_choice to 'none' or 'required'",
+        )
+    wanted = replace(_wanted(asked, model, message), content=True)
+    around = call_grammar(wanted, model.format, model.control_ids.get)
+    return replace(given, around=around)
+
+
+def _wanted(asked: Asked, model: ModelTools, message: MessageForm) -> Wanted:
+    functions = [
+        Function(tool.function.name, tool.function.parameters, bool(tool.function.strict))
+        for tool in asked.callable
+    ]
+    begun = message.thinking_begun
+    return Wanted(functions, asked.must_call, asked.many, model.thinking, thinking_begun=begun)
 
 
 def message_form(asked: Asked, model: ModelTools, prompt: str) -> MessageForm:
@@ -84,20 +115,6 @@ def message_form(asked: Asked, model: ModelTools, prompt: str) -> MessageForm:
         thinking_begun=thinking is not None and begins_thinking(prompt, thinking),
         text_ids=model.tag_ids(format, thinking),
     )
-
-
-def calls_grammar(asked: Asked, model: ModelTools, form: MessageForm) -> str:
-    """What sampling is kept to, in Lark for llguidance; empty if to nothing."""
-    if not asked.enforced:
-        return ""
-    functions = [
-        Function(tool.function.name, tool.function.parameters, bool(tool.function.strict))
-        for tool in asked.callable
-    ]
-    wanted = Wanted(
-        functions, asked.must_call, asked.many, model.thinking, thinking_begun=form.thinking_begun
-    )
-    return call_grammar(wanted, model.format, model.control_ids.get)
 
 
 def _refusal(param: str, message: str) -> RequestError:

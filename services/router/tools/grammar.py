@@ -44,6 +44,8 @@ class Wanted:
     thinking: Thinking | None = None
     """An answer may begin with reasoning."""
     thinking_begun: bool = False
+    content: bool = False
+    """What is no call is kept to a grammar of its own, named content."""
 
 
 def call_grammar(wanted: Wanted, format: CallFormat, token_id: Callable[[str], int | None]) -> str:
@@ -54,7 +56,10 @@ def call_grammar(wanted: Wanted, format: CallFormat, token_id: Callable[[str], i
         return _quoted(text) if id is None else f"<[{id}]>"
 
     calls = _Rules(wanted, format, tag)
-    rules = calls.mandatory() if wanted.must_call else calls.possible()
+    if wanted.content:
+        rules = calls.beside_content()
+    else:
+        rules = calls.mandatory() if wanted.must_call else calls.possible()
     return "\n".join([*rules, *calls.functions(), "TEXT: /(.|\\n)*/", ""])
 
 
@@ -71,6 +76,12 @@ class _Rules:
     def mandatory(self) -> list[str]:
         think, rules = self._think(self._wanted.must_call)
         return [f"start: {think}calls", *rules, *self._calls()]
+
+    def beside_content(self) -> list[str]:
+        think, rules = self._think(True)
+        if not self._wanted.functions:
+            return [f"start: {think}@content", *rules]
+        return [f"start: {think}(calls | @content)", *rules, *self._calls()]
 
     def possible(self) -> list[str]:
         """Text, and calls where a tag, or the beginning, makes one of it."""
@@ -131,6 +142,8 @@ class _Rules:
 
     def functions(self) -> list[str]:
         functions = self._wanted.functions
+        if not functions:
+            return []
         rules = ["call: " + " | ".join(f"f{at}" for at in range(len(functions)))]
         for at, function in enumerate(functions):
             rules.append(f"f{at}: {self._call(function.name, f'a{at}')}")

@@ -419,6 +419,63 @@ def function(**fields: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f"} | fields}]
 
 
+FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "a", "schema": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "start"),
+    [
+        (MODELS["hermes"], {"tools": TOOLS}, "start: (calls | @content)"),
+        (MODELS["hermes"], {"tools": TOOLS, "tool_choice": "required"}, "start: calls\n"),
+        (MODELS["hermes"], {"tools": TOOLS, "tool_choice": "none"}, ""),
+        (MODELS["mistral"], {"tools": TOOLS}, "start: (calls | @content)"),
+        (ToolModel(THINKING_OPEN, (), "", "open"), {}, "start: thought GAP @content"),
+        (ToolModel(THINKING, (), "", "open"), {}, 'start: ("<think>" thought GAP)? @content'),
+    ],
+    ids=["tools", "required", "none", "mistral", "thinking begun", "thinking"],
+)
+async def test_a_format_is_that_of_the_content(
+    client: httpx.AsyncClient, cluster: Any, fields: dict[str, Any], start: str
+) -> None:
+    body = {"model": "tiny", "messages": [USER], "response_format": FORMAT} | fields
+    response = await client.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    grammar = enforced(cluster)
+    if grammar.startswith("{"):
+        parts = json.loads(grammar)["grammars"]
+        grammar = parts[0].get("lark_grammar") or ""
+        assert ("@content" in grammar) == (len(parts) == 2)
+    assert grammar.startswith(start) and bool(grammar) == bool(start)
+
+
+@pytest.mark.parametrize("model", [MODELS["llama"], MODELS["json"]], ids=lambda m: m.name)
+async def test_a_format_cannot_stand_beside_calls_without_a_mark(
+    client: httpx.AsyncClient,
+) -> None:
+    body = {"model": "tiny", "messages": [USER], "response_format": FORMAT, "tools": TOOLS}
+    response = await client.post(CHAT, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("response_format")
+    response = await client.post(CHAT, json=body | {"tool_choice": "required"})
+    assert response.status_code == 200
+
+
+async def test_a_schema_that_cannot_be_kept_is_refused_where_it_is_strict(
+    client: httpx.AsyncClient,
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 1}}}}
+    for strict, status in ((True, 400), (False, 200)):
+        tools = function(parameters=schema, strict=strict)
+        body = {"model": "tiny", "messages": [USER], "tools": tools, "tool_choice": "required"}
+        response = await client.post(CHAT, json=body)
+        assert response.status_code == status, response.text
+        if status == 400:
+            assert response.json()["error"]["param"] == "tools"
+
+
 BAD, TYPE, UNKNOWN = "invalid_value", "invalid_type", "unsupported_parameter"
 MISSING = "missing_required_parameter"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

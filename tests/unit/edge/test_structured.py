@@ -178,6 +178,6 @@ async def test_what_is_kept_is_bounded(card: ModelCard) -> None:
     try:
         for text in ("a", "b", "a", "c"):
             await grammars.grammar(regex(text), card)
-        assert [text for _, text in grammars._kept] == ["a", "c"]
+        assert [text for _, text, _ in grammars._kept] == ["a", "c"]
     finally:
         grammars.close()
