@@ -12,8 +12,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 VOCAB = 512
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content']"
-    " + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if tools %}<|im_start|>system\nTools:"
+    "{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|im_end|>{{ '\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{% for call in message.tool_calls or [] %}{% set it = call.function %}"
+    '<tool_call>\n{"name": "{{ it.name }}", "arguments": {{ it.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}{{ '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 _CORPUS = (
