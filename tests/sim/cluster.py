@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tests.sim.model import BLOCK, VOCAB, ChainMemory
 from tests.sim.virtual import VirtualClock
@@ -31,6 +32,7 @@ from kvrelay.shared.engine.messages import Event, Instruction
 from kvrelay.shared.engine.plan import Plan
 from kvrelay.shared.engine.state import EngineLimits
 from kvrelay.shared.errors import StoreError, Unavailable
+from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.kv.prefix import BlockHash, group_of
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.keys import Keys
@@ -58,6 +60,10 @@ STEP_S = 0.001
 TOKEN_S = 0.0002
 NOTICE_S = 1.0
 FINGERPRINT = dict.fromkeys(FINGERPRINT_FIELDS, "sim")
+
+
+def _no_tokenizer() -> NoReturn:
+    raise AssertionError("nobody asks for a grammar here")
 
 
 class SimEngineLoop:
@@ -134,7 +140,12 @@ class SimWorker:
         parts = (self.transport, self.incarnation, memory.view, self.loop.post, metrics)
         self.sender = Sender(*parts)
         self.receiver = Receiver(*parts)
-        self.node.connect(self.loop, self.sender, self.receiver)  # type: ignore[arg-type]
+        self.node.connect(
+            self.loop,  # type: ignore[arg-type]
+            self.sender,
+            self.receiver,
+            GrammarStore(_no_tokenizer),
+        )
         self.name = f"{role}-{number}"
         self._blocks = blocks
         self._outbox = cluster.outbox(self.name, role)

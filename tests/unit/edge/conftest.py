@@ -181,7 +181,6 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://edge") as http:
         yield http
-    await app.state.grammars.close()
 
 
 @pytest.fixture
@@ -193,4 +192,3 @@ async def port(app: FastAPI) -> AsyncIterator[int]:
         yield listener.getsockname()[1]
         server.stop()
         await serving
-    await app.state.grammars.close()
