@@ -48,7 +48,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str, str, str]] = [
     (TEXT, {"prompt": "x", "temperature": "hot"}, 400, "invalid_type", "temperature", "hot"),
     (TEXT, {"prompt": 7}, 400, "invalid_type", "prompt", "string"),
     (CHAT, {"messages": "hi"}, 400, "invalid_type", "messages", "list"),
-    (TEXT, {"prompt": "x", "logit_bias": {"999999": 1}}, 400, UNSUPPORTED, "logit_bias", ""),
+    (TEXT, {"prompt": "x", "logit_bias": {"999999": 1}}, 400, INVALID, "logit_bias", "999999"),
     (TEXT, {"prompt": "x", "no_such_field": 1}, 400, UNSUPPORTED, "no_such_field", ""),
     (TEXT, {"prompt": "x", "n": 10000}, 400, INVALID, "n", "10000"),
     (TEXT, {"prompt": ["x"] * 256}, 400, INVALID, "prompt", "256"),
