@@ -190,6 +190,8 @@ class ChatMessage(Wire):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same by another name."""
+    parsed: Any = None
+    """What OpenAI's client for Python read in the content, sent back beside it: passed over."""
 
 
 class ChatBody(Sampled):

@@ -72,6 +72,8 @@ class CalledFunction(ToolWire):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
     """JSON, as the model wrote it."""
+    parsed_arguments: Any = None
+    """What OpenAI's client for Python read in the arguments: passed over."""
 
 
 class GivenCall(ToolWire):

@@ -309,6 +309,24 @@ async def test_a_template_that_takes_texts_gets_texts(
     assert f"Call get_weather with {W_ARGUMENTS}" in prompt_of(cluster, tokenizer)
 
 
+async def test_what_openais_client_parsed_can_go_back_beside_it(
+    client: httpx.AsyncClient, cluster: Any, tokenizer: TokenizerInfo
+) -> None:
+    """Its `parse` and its stream helper add what they read to the messages that people send on."""
+    parsed = {"name": "now", "arguments": "{}", "parsed_arguments": {"a": [1]}}
+    calling = {"id": "a", "type": "function", "function": parsed}
+    answers = [
+        {"role": "assistant", "content": '{"b": 2}', "parsed": {"b": 2}},
+        {"role": "assistant", "content": None, "parsed": None, "tool_calls": [calling]},
+    ]
+    result = {"role": "tool", "tool_call_id": "a", "content": "cold"}
+    messages = [USER, answers[0], USER, answers[1], result]
+    response = await client.post(CHAT, json={"model": "tiny", "messages": messages})
+    assert response.status_code == 200, response.text
+    prompt = prompt_of(cluster, tokenizer)
+    assert '{"b": 2}' in prompt and "parsed" not in prompt
+
+
 @pytest.mark.parametrize(
     ("model", "says_it", "begun"),
     [
