@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from tests.golden.prompts import prompts
 from tests.golden.test_oracle import BLOCK_SIZE, Oracle, oracle, pytestmark
+from tests.stack import running
 
+from kvrelay.shared.checkpoint.fetch import default_model_path
 from kvrelay.shared.engine.plan import Plan, PlannedRow
 from kvrelay.shared.types import Logprobs, SamplingParams
 
@@ -59,3 +64,35 @@ def check(exact: torch.Tensor, token: int, mine: Logprobs) -> None:
     for (top, logprob), value in zip(mine.top, best.tolist(), strict=True):
         assert logprob == pytest.approx(value, abs=TOLERANCE)
         assert logprob == pytest.approx(float(exact[top]), abs=TOLERANCE)
+
+
+@pytest.mark.timeout(400)
+def test_completions_tell_them_over_http_split(oracle: Oracle, tmp_path: Path) -> None:
+    chosen = [prompt for prompt in prompts() if prompt.tokens is None or prompt.tokens < 300]
+    with running(tmp_path / "stack", default_model_path(), dtype="float32") as stack:
+        for prompt in chosen[::19][:5]:
+            ids = oracle.encode(prompt)
+            answer = stack.complete(
+                ids, temperature=0, max_tokens=8, echo=True, logprobs=TOPS, return_token_ids=True
+            )
+            (choice,) = answer["choices"]
+            known = ids + choice["token_ids"]
+            with torch.inference_mode():
+                logits = oracle.theirs(torch.tensor([known]), use_cache=False).logits[0]
+            told(logits.double().log_softmax(dim=-1), known, choice["logprobs"])
+
+
+def told(exact: torch.Tensor, ids: list[int], logprobs: dict[str, Any]) -> None:
+    """The first token has nothing before it, so that nothing is told of it."""
+    assert logprobs["token_logprobs"][0] is None
+    assert len(logprobs["token_logprobs"]) == len(ids)
+    for row, token, chosen, top in zip(
+        exact,
+        ids[1:],
+        logprobs["token_logprobs"][1:],
+        logprobs["top_logprobs"][1:],
+        strict=False,  # what would come behind the last one is told nowhere
+    ):
+        assert chosen == pytest.approx(float(row[token]), abs=TOLERANCE)
+        best = row.topk(len(top)).values.tolist()
+        assert sorted(top.values(), reverse=True)[:5] == pytest.approx(best[:5], abs=TOLERANCE)
