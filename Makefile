@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-system oracle lint format types imports fuzz fuzz-api proto wheel clean
+.PHONY: help install up test test-system oracle test-clients test-clients-all lint format types imports fuzz fuzz-api proto wheel clean
 
 ARGS ?=
 VENV := .venv
@@ -33,6 +33,12 @@ test-system: $(STAMP) ## namespaces, a real redis-server: installs those as root
 
 oracle: $(STAMP) ## greedy tokens against transformers, 100 prompts
 	$(BIN)/python -m pytest -m oracle tests/golden -s $(ARGS)
+
+test-clients: $(STAMP) ## what people ask it with, installed as they would (ARGS="lm-eval" for one)
+	$(BIN)/python -m tests.clients.run $(ARGS)
+
+test-clients-all: $(STAMP) ## with those too that take gigabytes (nightly)
+	$(BIN)/python -m tests.clients.run --all $(ARGS)
 
 lint: $(STAMP) ## ruff, and the limits on file sizes
 	$(BIN)/ruff check .

@@ -181,11 +181,12 @@ class Stack:
     def look_around(self) -> None:
         """Until the router can serve and sees all."""
         self.url = f"http://{self.router.detail['address']}"
+        self.admin = f"http://{self.router.detail.get('admin', self.router.detail['address'])}"
         until(self.ready, START_S, "the router is ready")
         until(self.all_seen, START_S, "the router sees all workers")
 
     def all_seen(self) -> bool:
-        page = metrics_at(f"{self.url}/metrics")
+        page = metrics_at(f"{self.admin}/metrics")
         seen = [value for name, value in page.items() if 'state="ready"' in name]
         return sum(seen) == len(self.workers)
 
@@ -244,7 +245,7 @@ class Stack:
     def baseline(self) -> bool:
         """Nothing is held, queued or running anywhere."""
         return not any(self.held(worker) for worker in self.workers) and (
-            metrics_at(f"{self.url}/metrics")["kvrelay_requests_in_flight"] == 0
+            metrics_at(f"{self.admin}/metrics")["kvrelay_requests_in_flight"] == 0
         )
 
     def held(self, worker: Process) -> float:
