@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvrelay.services.router.openai.tool_schema import NamedTool, Tool, ToolChoice
+from kvrelay.services.router.structured import check_beside
 from kvrelay.services.router.tools.formats import JSON, LLAMA, NO_CALLS, begins_thinking
 from kvrelay.services.router.tools.grammar import Function, Wanted, call_grammar
 from kvrelay.services.router.tools.model import ModelTools
@@ -67,6 +68,9 @@ def with_tools(request: ValidRequest, asked: Asked, model: ModelTools, prompt: s
     message = message_form(asked, model, prompt)
     form = replace(request.form, message=message)
     constraint = _constraint(request.constraint, asked, model, message)
+    if constraint is not None and constraint.kind is GrammarKind.CALLS:
+        for leg in request.legs:
+            check_beside(constraint, leg.sampling)
     return replace(request, form=form, constraint=constraint)
 
 

@@ -406,6 +406,8 @@ async def test_what_is_asked_of_calls_is_enforced(
     grammar = enforced(cluster)
     if names is None:
         assert grammar == ""
+        steered = {**body, "bad_words": ["{"], "min_tokens": 9, "ignore_eos": True}
+        assert (await client.post(CHAT, json=steered)).status_code == 200
         return
     assert re.findall(r'name\\": \\"(\w+)', grammar) == names
     assert ("behind)*" in grammar) == many
@@ -521,6 +523,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice.function.name",
     ),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, TYPE, "parallel_tool_calls"),
+    ({"tools": TOOLS, "tool_choice": "required", "min_tokens": 9}, BAD, "min_tokens"),
+    ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, BAD, "ignore_eos"),
+    ({"tools": TOOLS, "tool_choice": "required", "bad_words": ["{"]}, BAD, "bad_words"),
+    ({"tools": function(strict=True), "bad_words": ["{"]}, BAD, "bad_words"),
+    (
+        {"tools": TOOLS, "parallel_tool_calls": False, "allowed_token_ids": [4]},
+        BAD,
+        "allowed_token_ids",
+    ),
     ({"functions": [{"name": "f"}]}, UNKNOWN, "functions"),
     ({"messages": [USER, asks("a")]}, BAD, "messages[1].tool_calls"),
     ({"messages": [USER, asks("a", "b"), result("a")]}, BAD, "messages[1].tool_calls"),
