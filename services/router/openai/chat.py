@@ -18,7 +18,8 @@ class ChatWording:
     """`Wording` of /v1/chat/completions.
 
     The role travels with a choice's first text: an earlier chunk with the role alone would claim a
-    first token that is not there. A choice without any text has it in its finish chunk.
+    first token that is not there. A choice without any text has it in its finish chunk, and one
+    with neither content nor calls has its empty content there, as in a whole answer.
     """
 
     def __init__(self, request: ValidRequest, card: ModelCard, created_s: int) -> None:
@@ -32,6 +33,8 @@ class ChatWording:
         self._waiting: list[list[Told]] = [[] for _ in request.legs]
         """Tokens whose text a parser holds back."""
         self._without_role = set(range(len(request.legs)))
+        self._without_content = set(self._without_role)
+        """Nor calls."""
         self._prompt_due: tuple[Logprobs, ...] | None = None
         """Of the prompt, for the first chunk of all."""
         self._begun = False
@@ -49,7 +52,7 @@ class ChatWording:
             return data
         held, reason = parser.finish(delta.finish)
         data += b"".join([self._piece(leg, one, None, usage) for one in held])
-        last = {"content": ""} if leg in self._without_role else {}
+        last = {"content": ""} if leg in self._without_content else {}
         return data + self._piece(leg, last, reason, usage)
 
     def _piece(self, leg: int, fields: Fields, finish: str | None, usage: str) -> bytes:
@@ -57,6 +60,8 @@ class ChatWording:
             self._without_role.discard(leg)
             nothing = {"content": None} if "tool_calls" in fields else {}
             fields = {"role": "assistant", **nothing, **fields}
+        if "content" in fields or "tool_calls" in fields:
+            self._without_content.discard(leg)
         told, self._waiting[leg] = self._waiting[leg], []
         choice: dict[str, Any] = {
             "index": leg,

@@ -357,6 +357,10 @@ async def test_reasoning(
     message = choice["message"]
     assert (message["reasoning_content"], message["content"]) == ("Hm 🙂.\n", None)
     assert message["tool_calls"] == CALLS and choice["finish_reason"] == "tool_calls"
+    says(cluster, tokenizer, says_it)
+    [choice] = await both_ways(client)
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm 🙂.\n", "")
     for name in ("reasoning_content", "reasoning"):
         messages = [USER, {"role": "assistant", "content": "Yes.", name: "Hm."}, USER]
         await client.post(CHAT, json={"model": "tiny", "messages": messages})
