@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install up test test-system oracle test-clients test-clients-all lint format types imports fuzz fuzz-api proto wheel clean
+.PHONY: help install up test test-system oracle test-clients test-clients-all lint format types imports fuzz fuzz-api corpus proto wheel clean
 
 ARGS ?=
 VENV := .venv
@@ -66,6 +66,9 @@ fuzz: $(STAMP) ## 1,000,000 random events around an engine, and 100 lives of eac
 fuzz-api: $(STAMP) ## 20,000 random bodies, and 10 minutes of schemathesis against a real cluster (nightly)
 	KVRELAY_TEST_BODIES=20000 $(BIN)/python -m pytest tests/unit/edge/test_fuzz_bodies.py
 	$(BIN)/python tests/fuzz_api.py $(ARGS)
+
+corpus: $(STAMP) ## 300 requests over all fields: the same streamed or not, split or not, and a worker killed (nightly)
+	KVRELAY_TEST_REQUESTS=300 $(BIN)/python -m pytest tests/integration/test_corpus.py $(ARGS)
 
 proto: $(STAMP) ## generated gRPC code, committed beside its source
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --grpc_python_out=src --pyi_out=src \
