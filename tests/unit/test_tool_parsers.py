@@ -275,3 +275,19 @@ def test_arguments_are_valid_json_when_the_models_were() -> None:
         for given_as in (arguments, json.dumps(arguments)):
             call = f'<tool_call>{{"name": "f", "arguments": {given_as}}}</tool_call>'
             assert read(hermes, list(call)).calls == [("f", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (hermes, '<tool_call>{"name":"f","arguments":"{\\"a\\":\\"' + 800_000 * "x" + '\\"}"}'),
+        (hermes, 100_000 * "<tool_call>"),
+        (llama, 100_000 * "<|python_tag|>"),
+    ],
+    ids=["quoted", "hermes", "llama"],
+)
+def test_a_long_answer_takes_as_long_as_it_is(form: Form, text: str) -> None:
+    begun_s = time.process_time()
+    answer = read(form, [text])
+    assert time.process_time() - begun_s < 5, "half a second; if each piece copies the rest, ten"
+    assert len(answer.content) + sum(len(given) for _, given in answer.calls) > 800_000

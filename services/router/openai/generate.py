@@ -43,6 +43,8 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACE_CHARACTERS = 512
 INLINE_TOLD = 1024
 """Logprobs of more tokens than these are not worded on the event loop."""
+CHARACTERS_OF_ONE = 16
+"""A parser of tool calls reads as many in the time that one token's logprobs take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +260,10 @@ async def _collect(generation: Generation, transcript: Transcript) -> None:
 
 
 def _told(delta: Delta) -> int:
-    return len(delta.tokens) + len(delta.echoed) + len(delta.prompt_logprobs or ())
+    listed = len(delta.tokens) + len(delta.echoed) + len(delta.prompt_logprobs or ())
+    return listed + len(delta.text) // CHARACTERS_OF_ONE
 
 
 async def _worded(word: Callable[[], bytes], told: int) -> bytes:
-    """Many logprobs are worded on a thread: no other stream waits for them."""
+    """Many logprobs, or long texts, are worded on a thread: no other stream waits for them."""
     return word() if told <= INLINE_TOLD else await asyncio.to_thread(word)

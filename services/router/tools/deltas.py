@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 
@@ -43,6 +43,8 @@ class Deltas:
         self._call_id = call_id
         self._one_call = one_call
         self._found: list[Delta] = []
+        self._pieces: list[str] = []
+        """Of the text of the last one found, behind what it has."""
         self.calls = 0
         """Calls that were begun."""
         self.whole_calls = 0
@@ -53,42 +55,47 @@ class Deltas:
         return self._one_call and self.whole_calls > 0
 
     def taken(self) -> list[Delta]:
+        self._join()
         found, self._found = self._found, []
         return found
 
     def content(self, text: str) -> None:
-        if not text or self.over:
-            return
-        last = self._found[-1] if self._found else None
-        if isinstance(last, Content):
-            self._found[-1] = Content(last.text + text)
-        else:
-            self._found.append(Content(text))
+        if text and not self.over and not self._goes_on(Content, text):
+            self._add(Content(text))
 
     def reasoning(self, text: str) -> None:
-        if not text or self.over:
-            return
-        last = self._found[-1] if self._found else None
-        if isinstance(last, Reasoning):
-            self._found[-1] = Reasoning(last.text + text)
-        else:
-            self._found.append(Reasoning(text))
+        if text and not self.over and not self._goes_on(Reasoning, text):
+            self._add(Reasoning(text))
 
     def call(self, name: str) -> None:
         if self.over:
             return
-        self._found.append(CallStart(self.calls, self._call_id(self.calls), name))
+        self._add(CallStart(self.calls, self._call_id(self.calls), name))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         """Of the call that was begun last."""
-        if not text or self.over:
-            return
-        last = self._found[-1] if self._found else None
-        if isinstance(last, Arguments):
-            self._found[-1] = Arguments(last.index, last.text + text)
-        else:
-            self._found.append(Arguments(self.calls - 1, text))
+        if text and not self.over and not self._goes_on(Arguments, text):
+            self._add(Arguments(self.calls - 1, text))
+
+    def _add(self, delta: Delta) -> None:
+        self._join()
+        self._found.append(delta)
+
+    def _goes_on(self, kind: type[Delta], text: str) -> bool:
+        """Whether the last one is of that kind; then this is more of it."""
+        if not self._found or not isinstance(self._found[-1], kind):
+            return False
+        self._pieces.append(text)
+        return True
+
+    def _join(self) -> None:
+        """Once for all of its pieces: thousands of them are a text read character by character."""
+        if self._pieces:
+            last = self._found[-1]
+            assert not isinstance(last, CallStart), "it has no text"
+            self._found[-1] = replace(last, text="".join((last.text, *self._pieces)))
+            self._pieces = []
 
     def call_is_whole(self) -> None:
         if not self.over:

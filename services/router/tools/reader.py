@@ -35,9 +35,12 @@ class Reader:
         return self.at - self._base < len(self._text)
 
     def drop(self) -> None:
-        """Nobody will go back behind `at`."""
-        self._text = self._text[self.at - self._base :]
-        self._base = self.at
+        """Nobody will go back behind `at`. What is left is copied for it only when that is less
+        than what goes: all copies together are no more than the text."""
+        done = self.at - self._base
+        if 2 * done >= len(self._text):
+            self._text = self._text[done:]
+            self._base = self.at
 
     def rest(self) -> str:
         """All that has arrived, and then it is read."""
@@ -80,12 +83,13 @@ class Reader:
         cannot be part of the word."""
         while True:
             self.drop()
-            text = self._text
-            found = text.find(word)
-            upto = found if found >= 0 else len(text) - (0 if self.ended else _begun(text, word))
-            self.at += upto
-            if upto:
-                passed(text[:upto])
+            text, start = self._text, self.at - self._base
+            upto = found = text.find(word, start)
+            if found < 0:
+                upto = len(text) - (0 if self.ended else _begun(text, start, word))
+            self.at += upto - start
+            if upto > start:
+                passed(text[start:upto])
             if found >= 0:
                 return True
             if self.ended:
@@ -93,9 +97,9 @@ class Reader:
             yield
 
 
-def _begun(text: str, word: str) -> int:
-    """The length of the longest end of `text` that the word begins with."""
-    for length in range(min(len(text), len(word) - 1), 0, -1):
+def _begun(text: str, start: int, word: str) -> int:
+    """The length of the longest end of `text`, from `start` on, that the word begins with."""
+    for length in range(min(len(text) - start, len(word) - 1), 0, -1):
         if text.endswith(word[:length]):
             return length
     return 0

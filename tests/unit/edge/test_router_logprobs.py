@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from typing import Any
 
 import httpx
 import pytest
 
 from kvrelay.services.router.generation import TokenEvent
+from kvrelay.services.router.openai.chat import ChatWording
 from kvrelay.services.router.openai.message import Ending, Fields, PlainText
 from kvrelay.shared.types import FinishReason, Logprobs
 
@@ -309,6 +311,25 @@ async def test_a_long_prompts_logprobs_are_worded_off_the_event_loop(
     assert again["choices"] == inline["choices"]
     repeated = await chunks(client, COMPLETIONS, **fields)
     assert [e["choices"] for e in repeated] == [e["choices"] for e in streamed]
+
+
+async def test_a_long_text_is_read_off_the_event_loop(
+    client: httpx.AsyncClient, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls are looked for in it, character by character."""
+    on = []
+    whole_of = ChatWording.whole
+
+    def whole_here(self: ChatWording, choices: Any, usage: Any) -> bytes:
+        on.append(threading.current_thread() is threading.main_thread())
+        return whole_of(self, choices, usage)
+
+    monkeypatch.setattr(ChatWording, "whole", whole_here)
+    for text in ("ab", "ab" * 10_000):
+        cluster.script = cluster.saying(text)
+        answer = await whole(client, CHAT)
+        assert answer["choices"][0]["message"]["content"] == text
+    assert on == [True, False]
 
 
 class OneBehind(PlainText):
