@@ -12,6 +12,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from kvrelay.shared.grammar.vocabulary import Vocabulary
 from kvrelay.shared.types import Constraint, ValidRequest
 
 _COMMAND = (sys.executable, "-m", "kvrelay.services.router.structured_child")
+_CPU_CLOCK = 2
+"""Linux makes the id of a process's clock of its complement and this."""
 _Key: TypeAlias = tuple[str, str, str]
 
 
@@ -35,6 +38,9 @@ class PoolLimits:
     processes: int = 2
     check_s: float = 1.2
     """What is not compiled by then is refused: most take a millisecond, the largest some dozens."""
+    check_cpu_s: float = 0.3
+    """Of that time, as much the process must have computed: one that did not get to it says nothing
+    of the grammar, whose request may come again."""
     queue_s: float = 5.0
     """Longest wait for a process; then it is a 429."""
     start_s: float = 20.0
@@ -111,9 +117,13 @@ class Grammars:
         try:
             child = self._idle.pop() if self._idle else await self._start(card)
             question = json.dumps(key).encode()
+            begun_s = child.cpu_s()
             try:
                 reply = await self._within(self._limits.check_s, child, child.ask, question)
             except TimeoutError:
+                if child.cpu_s() - begun_s < self._limits.check_cpu_s:
+                    message = "The machine is too busy to check a grammar"
+                    raise Overloaded(message, retry_after_s=self._limits.check_s) from None
                 limit = f"it was not compiled within {self._limits.check_s:g} s"
                 return Answer("", f"too complex: {limit}")
             except (EOFError, OSError):
@@ -177,6 +187,7 @@ class _Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        self._cpu_s = 0.0
 
     def ask(self, message: bytes) -> dict[str, str]:
         """Raises `EOFError` or `OSError` when it is gone."""
@@ -188,7 +199,16 @@ class _Child:
         reply: dict[str, str] = json.loads(_exactly(replies, size))
         return reply
 
+    def cpu_s(self) -> float:
+        """How long it has computed, as of its end if that has come."""
+        if sys.platform != "linux":  # elsewhere no clock tells of another process
+            return time.monotonic()
+        with suppress(OSError):  # it is gone
+            self._cpu_s = time.clock_gettime(~self._process.pid << 3 | _CPU_CLOCK)
+        return self._cpu_s
+
     def kill(self) -> None:
+        self.cpu_s()
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:

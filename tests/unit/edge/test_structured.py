@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from tests.unit.edge.conftest import ScriptedCluster
 
 from kvrelay.services.router.structured_pool import Grammars, PoolLimits
 from kvrelay.services.router.validate import ModelCard
-from kvrelay.shared.errors import RequestError
+from kvrelay.shared.errors import Overloaded, RequestError
 from kvrelay.shared.types import Constraint, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"const": "é"}}}
@@ -171,6 +172,18 @@ async def test_a_process_that_dies_is_replaced(grammars: Grammars, card: ModelCa
     with pytest.raises(RequestError, match="too complex"):
         await grammars.grammar(regex("b"), card)
     assert "c" in await grammars.grammar(regex("c"), card)
+
+
+async def test_a_process_that_was_kept_from_computing_says_nothing_of_a_grammar(
+    grammars: Grammars, card: ModelCard
+) -> None:
+    """Otherwise a good one that once met a busy machine would be refused for ever."""
+    await grammars.grammar(regex("a"), card)
+    [child] = grammars._children
+    child._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Overloaded, match="too busy"):
+        await grammars.grammar(regex("b"), card)
+    assert "b" in await grammars.grammar(regex("b"), card)
 
 
 async def test_what_is_kept_is_bounded(card: ModelCard) -> None:
