@@ -4,11 +4,14 @@ Grammars are none of the engine's business: it plans and completes without them,
 answers are complete. So a recorded life can be lived again without any.
 
 A mask is computed right before its step, on the engine's thread: it takes 4 us at a vocabulary of
-49,152, which is less than handing it to another thread does.
+49,152, which is less than handing it to another thread does. Some grammars grow with what was
+said until a mask takes many milliseconds. When the masks of a step take so long that everybody
+notices, the rows whose masks do are given up.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
@@ -18,6 +21,11 @@ from kvrelay.shared.errors import BadGrammar
 from kvrelay.shared.grammar.matcher import Matcher
 from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.sampling.edits import Edits
+
+MASKS_S = 0.1
+"""Computing time of a step's masks from which on rows are given up."""
+DEAR_MASK_S = 0.002
+"""Those of them are, whose masks take longer on average."""
 
 
 class ConstrainedRunner:
@@ -38,7 +46,10 @@ class ConstrainedRunner:
         if not followed:
             return self._runner.run(plan, alone=alone)
         failed: dict[str, str] = {}
-        rows = [self._masked(row, failed) if row.key in followed else row for row in plan.rows]
+        until_s = time.thread_time() + MASKS_S
+        rows = [
+            self._masked(row, until_s, failed) if row.key in followed else row for row in plan.rows
+        ]
         result = self._runner.run(replace(plan, rows=tuple(rows)), alone=alone)
         for row in rows:
             if row.key in followed and row.key in result.sampled and row.key not in failed:
@@ -48,13 +59,15 @@ class ConstrainedRunner:
             result.failed[key] = why
         return result
 
-    def _masked(self, row: PlannedRow, failed: dict[str, str]) -> PlannedRow:
+    def _masked(self, row: PlannedRow, until_s: float, failed: dict[str, str]) -> PlannedRow:
         matcher = self._grammars.get(row.key)
         try:
             if matcher is None:
                 raise BadGrammar("grammar: this worker has not compiled it")
             # Token 0 of an answer that was relayed was drawn elsewhere.
             matcher.advance(_untold(row, matcher.tokens))
+            if matcher.mean_s > DEAR_MASK_S and time.thread_time() > until_s:
+                raise BadGrammar("grammar: the answer cannot go on: its next token takes too long")
             mask = matcher.mask()
         except BadGrammar as error:
             failed[row.key] = str(error)

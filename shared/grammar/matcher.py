@@ -6,6 +6,7 @@ whichever worker and however often it lost its memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,6 +17,9 @@ from kvrelay.shared.errors import BadGrammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+_WEIGHT = 1 / 16
+"""Of the latest mask in the mean: the first of a grammar takes long and is soon made up for."""
 
 Mask: TypeAlias = NDArray[np.uint32]
 """Bit id % 32 of word id // 32 says whether the id may be drawn."""
@@ -29,6 +33,8 @@ class Matcher:
         self._masked = -1
         self.tokens = 0
         """How many it was told."""
+        self.mean_s = 0.0
+        """A mask's computing time, of late."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Raises `BadGrammar` for tokens that the grammar forbids, or where it became too much."""
@@ -49,7 +55,9 @@ class Matcher:
         if self._masked != self.tokens:
             # Another array each time: the last one may still be read.
             self._mask = np.zeros_like(self._mask)
+            begun_s = time.thread_time()
             self._library.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+            self.mean_s += _WEIGHT * (time.thread_time() - begun_s - self.mean_s)
             self._check()
             self._masked = self.tokens
         return self._mask

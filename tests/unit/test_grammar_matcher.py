@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import pytest
 from tests.tinymodel import write_tiny_model
 
 from kvrelay.shared.checkpoint.tokenizer import TokenizerInfo, load_tokenizer
-from kvrelay.shared.engine.constrained import ConstrainedRunner
+from kvrelay.shared.engine.constrained import DEAR_MASK_S, ConstrainedRunner
 from kvrelay.shared.engine.plan import Plan, PlannedRow, StepResult
 from kvrelay.shared.errors import BadGrammar
 from kvrelay.shared.grammar.compile import serialize
@@ -144,11 +145,12 @@ def test_compiled_grammars_that_are_kept_are_bounded(store: GrammarStore) -> Non
 
 
 class Greedy:
-    """Draws the lowest id that the masks leave."""
+    """Draws the lowest id that the masks leave, if possible none of `never`."""
 
     progress = 0
 
-    def __init__(self) -> None:
+    def __init__(self, never: Collection[int] = ()) -> None:
+        self._never = never
         self.edits: list[Edits | None] = []
 
     def run(self, plan: Plan, *, alone: bool = False) -> StepResult:
@@ -160,7 +162,8 @@ class Greedy:
                     row.edits.masks[-1].view(np.uint8) if row.edits else np.ones(1, np.uint8),
                     bitorder="little",
                 )
-                result.sampled[row.key] = int(np.flatnonzero(bits)[0])
+                ids = [int(id) for id in np.flatnonzero(bits)]
+                result.sampled[row.key] = [*(id for id in ids if id not in self._never), *ids][0]
         return result
 
 
@@ -204,3 +207,32 @@ def test_a_row_without_its_grammar_fails_alone(store: GrammarStore) -> None:
     result = runner.run(Plan(1, rows))
     assert set(result.failed) == {"lost", "late"} and set(result.sampled) == {"free"}
     assert "not compiled" in result.failed["lost"] and "0 tokens of 7" in result.failed["late"]
+
+
+def test_what_explodes_as_it_grows_is_given_up_and_delays_nobody(
+    store: GrammarStore, tokenizer: TokenizerInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar that is cheap at first, asked for by many at once, beside one that stays so."""
+    monkeypatch.setattr("kvrelay.shared.engine.constrained.MASKS_S", 0.02)
+    grows = serialize(GrammarKind.GRAMMAR, "start: e\ne: e e | e e e | /[a-z]/")
+    runner = ConstrainedRunner(Greedy(tokenizer.special_ids), store)
+    many = [f"many{number}" for number in range(32)]
+    for key in many:
+        store.open(key, grows, ())
+    store.open("plain", serialize(GrammarKind.REGEX, "[d-f]{200}"), ())
+    last: dict[str, list[int]] = {key: [] for key in (*many, "plain")}
+    failed: dict[str, str] = {}
+    longest_s = 0.0
+    for step in range(100):
+        begun_s = time.thread_time()
+        rows = [row(key, ids[-1:], step) for key, ids in last.items() if key not in failed]
+        result = runner.run(Plan(step, tuple(rows)))
+        longest_s = max(longest_s, time.thread_time() - begun_s)
+        failed |= result.failed
+        for key, token in result.sampled.items():
+            last[key].append(token)
+        if failed:
+            break
+    assert longest_s < 2 * (0.02 + 32 * DEAR_MASK_S), f"a step took {longest_s:.2f} s"
+    assert "plain" not in failed and len(last["plain"]) == step + 1
+    assert any("too long" in why for why in failed.values()), failed
