@@ -69,8 +69,9 @@ def _json_schema(text: str) -> str:
 
 
 def _choice(text: str) -> str:
+    """One terminal: as rules, thousands of them would be too many for the parser."""
     options = [json.dumps(option, ensure_ascii=False) for option in json.loads(text)]
-    return _lark("start: " + " | ".join(options))
+    return _lark("start: CHOICE\nCHOICE: " + " | ".join(options))
 
 
 def _lark(text: str) -> str:
@@ -109,22 +110,28 @@ def compiled(tokenizer: LLTokenizer, grammar: str, *, lenient: bool = False) -> 
 
 
 def try_out(matcher: LLMatcher, tokens: int = 32, step_s: float = 0.1) -> None:
-    """Follow one answer for a while. Raises `BadGrammar` where a token takes too long: some
-    grammars are compiled in no time and explode with the first tokens, which whoever computes
-    beside them would wait for. The caller's time limit ends what explodes for good."""
+    """Follow one answer for a while. Raises `BadGrammar` where it cannot go on, and where a token
+    takes too long: some grammars are compiled in no time and explode with the first tokens, which
+    whoever computes beside them would wait for. The caller's time limit ends what explodes for
+    good."""
     draw = random.Random(0)
     for _ in range(tokens):
         begun_s = time.monotonic()
         mask = matcher.compute_bitmask()
-        if matcher.is_error():
-            return
+        _check_alive(matcher)
         byte = draw.choice([at for at, bits in enumerate(mask) if bits])
         token = 8 * byte + draw.choice([bit for bit in range(8) if mask[byte] >> bit & 1])
         matcher.consume_token(token)
+        _check_alive(matcher)
         if time.monotonic() - begun_s > step_s:
             raise BadGrammar(f"too complex: one token takes more than {step_s:g} s")
         if matcher.is_stopped():
             return
+
+
+def _check_alive(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise BadGrammar(f"an answer could not go on: {_one_line(matcher.get_error())}")
 
 
 def _one_line(text: str) -> str:

@@ -59,12 +59,15 @@ def text_of(tokenizer: TokenizerInfo, ids: Sequence[int]) -> str:
     return b"".join(tokenizer.token_bytes(id) for id in ids if id not in ends).decode()
 
 
+NUMBERED = [f"c{number}" for number in range(4096)]
 FORMS: list[tuple[GrammarKind, str, Callable[[str], object]]] = [
     (GrammarKind.REGEX, r"[a-f]{2}/\d{1,3}", re.compile(r"[a-f]{2}/\d{1,3}").fullmatch),
     (GrammarKind.REGEX, "(été|冬|🍂)+!", re.compile("(été|冬|🍂)+!").fullmatch),
     (GrammarKind.REGEX, 'a\nb|"c"', ("a\nb", '"c"').__contains__),
     (GrammarKind.CHOICE, json.dumps(["y", "yes", "ye", "ñ\n"]), ["y", "yes", "ye", "ñ\n"].count),
     (GrammarKind.CHOICE, json.dumps(["🧑‍🚀", "🧑"]), ["🧑‍🚀", "🧑"].count),
+    (GrammarKind.CHOICE, json.dumps(["", "a/b", "[x]"]), ["", "a/b", "[x]"].count),
+    (GrammarKind.CHOICE, json.dumps(NUMBERED), NUMBERED.count),
     (GrammarKind.GRAMMAR, 'start: "(" start ")" | "x"', re.compile(r"\(*x\)*").fullmatch),
     (GrammarKind.GRAMMAR, 'root ::= [0-9] ("+" [0-9])*', re.compile(r"\d(\+\d)*").fullmatch),
 ]

@@ -19,6 +19,8 @@ from kvrelay.shared.errors import Overloaded, RequestError
 from kvrelay.shared.types import Constraint, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"const": "é"}}}
+ENDLESS = "start: /a/ start"
+WIDE = "start: " + " | ".join(f'"c{number}"' for number in range(4096))
 EXPLODES = {"patternProperties": {f"^{i // 26}{chr(97 + i % 26)}.*": {} for i in range(300)}}
 
 
@@ -107,6 +109,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"grammar": '{"grammars":[]}'}}, "structured_outputs.grammar", "1(1)"),
     ({"structured_outputs": {"grammar": "nonsense"}}, "structured_outputs.grammar", "Expected"),
     ({"structured_outputs": {"grammar": "start: <|nope|>"}}, "structured_outputs.grammar", "nope"),
+    ({"structured_outputs": {"grammar": ENDLESS}}, "structured_outputs.grammar", "not go on"),
+    ({"structured_outputs": {"grammar": WIDE}}, "structured_outputs.grammar", "not go on"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1"),
     ({"guided_json": "3"}, "guided_json", "object"),
     ({"guided_regex": "a", FORMAT: {"type": "json_object"}}, "guided_regex", "response_format"),
