@@ -38,7 +38,7 @@ class PoolLimits:
     processes: int = 2
     check_s: float = 1.2
     """What is not compiled by then is refused: most take a millisecond, the largest some dozens."""
-    check_cpu_s: float = 0.3
+    check_cpu_s: float = 0.1
     """Of that time, as much the process must have computed: one that did not get to it says nothing
     of the grammar, whose request may come again."""
     queue_s: float = 5.0
