@@ -15,8 +15,7 @@ from kvrelay.shared.worker.config import WorkerConfig
 
 SHARED_DUTY: Final = 0.22
 """Of one of the processors. Measured with 4 streams and prompts of 2,000 tokens on two: at 0.3 the
-streams' gaps are 60 ms and the prompts take 930 ms, at 0.22 80 and 880, at 0.15 100 and 850; in an
-unsplit server they are 117 and 790."""
+streams' gaps are 60 ms and the prompts take 930 ms, at 0.22 80 and 880, at 0.15 100 and 850."""
 
 
 class UpConfig(Settings):

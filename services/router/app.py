@@ -38,7 +38,7 @@ from kvrelay.services.router.structured_pool import Grammars
 from kvrelay.services.router.sweeper import Sweeper
 from kvrelay.services.router.tools.model import Parsers
 from kvrelay.services.router.validate import ModelCard, model_card
-from kvrelay.shared.chaos.decide import open_chaos
+from kvrelay.shared.chaos.decide import Chaos, open_chaos
 from kvrelay.shared.checkpoint.config import read_config
 from kvrelay.shared.checkpoint.source import resolve_model
 from kvrelay.shared.checkpoint.tokenizer import load_tokenizer
@@ -135,39 +135,23 @@ async def serve(config: RouterConfig) -> int:
     tracing = Tracing.from_environment("kvrelay-router", incarnation, os.environ, clock)
     metrics = RouterMetrics(lambda: gauges(observer, membership, ledger, sweeper))
     observer = Observer(metrics, tracing, ledger, clock)
-    deadlines = Deadlines(
-        config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
-    )
     admission = Admission(config.max_queue_requests, config.queue_s, clock)
     directory = BlockDirectory(BlockReader(config.redis_url, keys))
     placement = Placement(store, directory, clock, incarnation, config.route)
-    dispatcher = Dispatcher(placement, admission, observer, deadlines)
+    dispatcher = Dispatcher(placement, admission, observer, deadlines_of(config))
     membership = Membership(
         store, incarnation, card.tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
     )
     membership.prepare = directory.follow
     placement.setup_s = membership.meetings.setup_s
-    if chaos is None:
-        dispatcher.join(membership)
-    else:
-        chaos.injected = count_chaos(metrics.registry)
-        dispatcher.join(FaultyRoster(membership, chaos))
+    dispatcher.join(roster_of(membership, chaos, metrics))
     membership.busy = lambda: observer.in_flight > 0
     open_records = OpenRecords(config.redis_url, keys)
     sweeper = Sweeper(open_records, incarnation, membership.addresses, clock)
     keep_library()
-    loop = asyncio.get_running_loop()
-
-    def somebody_came_or_went() -> None:
-        membership.look()
-        sweeper.look()
-
     token = secrets.token_urlsafe(32)
-    subject = replace(
-        router_subject(RouterRecord(incarnation, "router", ports.address, token)),
-        on_change=lambda: loop.call_soon_threadsafe(somebody_came_or_went),
-        on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
-    )
+    record = RouterRecord(incarnation, "router", ports.address, token)
+    subject = told_to(membership, sweeper, ledger, router_subject(record))
     presence = Presence(config.redis_url, keys, subject, clock)
 
     stopping = asyncio.Event()
@@ -181,23 +165,51 @@ async def serve(config: RouterConfig) -> int:
         token=token,
     )
     settings = edge_settings(config, api_keys)
-    served = servers(
-        settings,
-        ports,
-        administration,
-        dispatcher,
-        CardSource(card, membership),
-        RefusalCounter(metrics),
-    )
+    source, refusals = CardSource(card, membership), RefusalCounter(metrics)
+    served = servers(settings, ports, administration, dispatcher, source, refusals)
     parts = Parts(
         *(dispatcher, membership, store, directory, ledger, open_records, sweeper),
         *(presence, tracing, settings.grammars),
     )
     if config.api_key_file:
-        reading = partial(loop.run_in_executor, None, api_keys.reload)
-        loop.add_signal_handler(signal.SIGHUP, reading)
+        reread_on_sighup(api_keys)
     await run_until_signal(served, stopping, parts, config.drain_s)
     return 0
+
+
+def told_to(membership: Membership, sweeper: Sweeper, ledger: Ledger, subject: Subject) -> Subject:
+    """`subject`, whose news reach these on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def somebody_came_or_went() -> None:
+        membership.look()
+        sweeper.look()
+
+    return replace(
+        subject,
+        on_change=lambda: loop.call_soon_threadsafe(somebody_came_or_went),
+        on_registered=lambda: loop.call_soon_threadsafe(ledger.registered),
+    )
+
+
+def deadlines_of(config: RouterConfig) -> Deadlines:
+    return Deadlines(
+        config.queue_s, config.queue_s, config.prefill_s, config.transfer_s, config.idle_s
+    )
+
+
+def roster_of(
+    membership: Membership, chaos: Chaos | None, metrics: RouterMetrics
+) -> Membership | FaultyRoster:
+    if chaos is None:
+        return membership
+    chaos.injected = count_chaos(metrics.registry)
+    return FaultyRoster(membership, chaos)
+
+
+def reread_on_sighup(keys: ApiKeys) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, partial(loop.run_in_executor, None, keys.reload))
 
 
 async def run_until_signal(

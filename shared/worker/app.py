@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from kvrelay import __version__
-from kvrelay.shared.chaos.decide import open_chaos
+from kvrelay.shared.chaos.decide import Chaos, open_chaos
 from kvrelay.shared.clock import SystemClock
 from kvrelay.shared.engine.constrained import ConstrainedRunner
 from kvrelay.shared.errors import ConfigError, KvrelayError
@@ -109,9 +109,7 @@ class Worker:
         record = recording(config, self._name)
         chaos = open_chaos(config.chaos, self._name, config.role)
         facts = await asyncio.to_thread(read_facts, config)
-        metrics = WorkerMetrics(self._gauges, self._info())
-        if chaos is not None:
-            chaos.injected = count_chaos(metrics.registry)
+        metrics = self._metrics(chaos)
         probes = http_probes(asyncio.get_running_loop(), self._ailment)
         metrics_port, close_metrics = serve_metrics(
             metrics.registry, config.host, config.metrics_port, probes
@@ -139,9 +137,7 @@ class Worker:
             runner=ConstrainedRunner(compute.runner, grammars),
             grammars=grammars,
             transport=transport,
-            block_log=lambda incarnation: BlockLog(
-                config.redis_url, Keys(config.cluster), incarnation
-            ),
+            block_log=partial(BlockLog, config.redis_url, Keys(config.cluster)),
             metrics=metrics,
             tracing=tracing,
             clock=self._clock,
@@ -150,16 +146,10 @@ class Worker:
             record=record,
         )
         session = self._session = Session(self._incarnation, machinery)
-        servicer = WorkerServicer(
-            session.node,
-            self._begin_drain,
-            outbox=Outbox if chaos is None else partial(FaultyOutbox, chaos),
-        )
+        outbox = Outbox if chaos is None else partial(FaultyOutbox, chaos)
+        servicer = WorkerServicer(session.node, self._begin_drain, outbox=outbox)
         server, port = await self._listen(servicer)
-        ports = Ports(
-            authority(config.advertised_host, port),
-            authority(config.advertised_host, metrics_port),
-        )
+        ports = Ports(*(authority(config.advertised_host, each) for each in (port, metrics_port)))
         describe = recorder(facts, config, self._name, fingerprint, ports)
         try:
             await self._registered(machinery, servicer, transfer, describe)
@@ -171,6 +161,12 @@ class Worker:
             tracing.close()
             close_metrics()
         return self._status
+
+    def _metrics(self, chaos: Chaos | None) -> WorkerMetrics:
+        metrics = WorkerMetrics(self._gauges, self._info())
+        if chaos is not None:
+            chaos.injected = count_chaos(metrics.registry)
+        return metrics
 
     def _watcher(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """What the engine's thread calls when it dies: the process ends, its supervisor knows."""

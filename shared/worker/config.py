@@ -105,9 +105,10 @@ class WorkerConfig(Settings):
 
     @property
     def tokens_beside_streams(self) -> int:
-        """Most tokens of prompts in a step that streams wait for: fewer of a decode worker, as it
-        is there for them. On two cores, 4 streams' largest gap beside local prompts of 2,000 tokens
-        is 114 ms with 256, 88 with 128 and 52 with 96; those take 785, 904 and 951 ms."""
+        """Most work on prompts in a step that streams wait for, in tokens that have nobody before
+        them: less of a decode worker, as it is there for them. On two cores, 4 streams' largest gap
+        beside prompts of 2,000 tokens is 90 ms with 256 and 63 with 128; those take 778 and
+        1,020 ms."""
         if self.role is Role.DECODE and self.max_num_batched_tokens is None:
             return BESIDE_STREAMS
         return self.step_tokens

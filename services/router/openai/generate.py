@@ -124,6 +124,11 @@ class Edge:
             trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
         )
 
+    def begin(self, scope: Scope, send: Send) -> tuple[Origin, Reply]:
+        origin = self.origin(scope)
+        named = ("x-request-id", origin.client_label or origin.request_id)
+        return origin, Reply(send, (named,), self.settings.send_s)
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """A place among those that parse a large body. Raises `Overloaded` when none gets free."""
@@ -155,9 +160,7 @@ class GenerateEndpoint:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = self._edge.origin(scope)
-        named = ("x-request-id", origin.client_label or origin.request_id)
-        reply = Reply(send, (named,), self._edge.settings.send_s)
+        origin, reply = self._edge.begin(scope, send)
         try:
             try:
                 request, card = await self._request(scope, receive, origin)

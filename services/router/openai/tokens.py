@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from kvrelay.services.router.openai.errors import closing, failure_of
-from kvrelay.services.router.openai.exchange import ClientGone, Reply
+from kvrelay.services.router.openai.exchange import ClientGone
 from kvrelay.services.router.openai.generate import Edge
 from kvrelay.services.router.openai.parse import json_object, parse_fields
 from kvrelay.services.router.openai.schema import ChatBody, Wire
@@ -52,9 +52,7 @@ class TokenEndpoint:
         self._edge = edge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        origin = self._edge.origin(scope)
-        named = ("x-request-id", origin.client_label or origin.request_id)
-        reply = Reply(send, (named,), self._edge.settings.send_s)
+        origin, reply = self._edge.begin(scope, send)
         try:
             try:
                 data = await self._answered(scope, receive, origin)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from typing import Any
 
 import httpx
 import pytest
+from tests.unit.edge.asking import BODIES, chunks, whole
 
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.openai.chat import ChatWording
@@ -16,24 +16,7 @@ from kvrelay.services.router.openai.message import Ending, Fields, PlainText
 from kvrelay.shared.types import FinishReason, Logprobs
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
-    COMPLETIONS: {"model": "tiny", "prompt": "hi"},
-}
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-
-
-async def whole(client: httpx.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
-    response = await client.post(path, json=BODIES[path] | fields)
-    assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
-    return answer
-
-
-async def chunks(client: httpx.AsyncClient, path: str, **fields: Any) -> list[dict[str, Any]]:
-    response = await client.post(path, json=BODIES[path] | {"stream": True} | fields)
-    assert response.status_code == 200, response.text
-    return [json.loads(e.removeprefix("data: ")) for e in response.text.split("\n\n")[:-2]]
 
 
 def telling(cluster: Any, *steps: tuple[bytes, Logprobs], end: FinishReason = LENGTH) -> None:
