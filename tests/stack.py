@@ -74,8 +74,19 @@ class Process:
         line = os.read(self._ready_fd, 65536) if ready else b""
         os.close(self._ready_fd)
         if not line:
-            raise AssertionError(f"{self.name} did not start:\n{self.log.read_text()[-3000:]}")
+            raise AssertionError(f"did not start: {self.last_words()}")
         self.detail = json.loads(line)
+
+    @property
+    def dead(self) -> bool:
+        """It was started, and has ended."""
+        return self.popen is not None and self.popen.poll() is not None
+
+    def last_words(self) -> str:
+        """Its exit status and the end of its log, on a line for a summary."""
+        assert self.popen is not None
+        told = self.log.read_text(errors="replace").splitlines()[-8:]
+        return f"{self.name} ended with {self.popen.poll()}: {' | '.join(told)}"
 
     @property
     def pid(self) -> int:

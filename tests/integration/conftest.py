@@ -78,8 +78,16 @@ def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Iterator[
 
 
 def left_as_found(stack: Stack) -> Iterator[Stack]:
+    """One that died is told here, once, and started again: the next test finds it whole."""
     yield stack
+    dead = [part for part in (*stack.workers, stack.router) if part.dead]
+    causes = [part.last_words() for part in dead]
+    for part in dead:
+        part.start()
+    if dead:
+        stack.look_around()
     until(stack.baseline, 2.0, "nothing is held when a test is over")
+    assert not causes, "; ".join(causes)
 
 
 @pytest.fixture
