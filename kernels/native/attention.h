@@ -18,6 +18,7 @@
 
 namespace {
 
+using kvr::COPIED_KEYS;
 using kvr::KEY_TILE;
 using kvr::QUERY_ROWS;
 
@@ -30,7 +31,7 @@ template <class T> struct Workspace {
     T *keys;           // [KEY_TILE / 16] panels of depth D
     T *values;         // [D / 16] panels of depth KEY_TILE
     const T **places;  // [KEY_TILE] see `find`
-    T *spare;          // [17, D]: copies of rows, padded with zeros, and a row of zeros
+    T *spare;          // [COPIED_KEYS + 1, D]: padded with zeros; at last a row of zeros
 
     Workspace(char *at, int rows, int dim) {
         auto carve = [&at](auto *&field, size_t count) {
@@ -45,8 +46,8 @@ template <class T> struct Workspace {
         carve(keys, size_t(KEY_TILE) * dim);
         carve(values, size_t(KEY_TILE) * dim);
         carve(places, KEY_TILE);
-        carve(spare, size_t(17) * dim);
-        std::memset(spare, 0, size_t(17) * dim * sizeof *spare);
+        carve(spare, size_t(COPIED_KEYS + 1) * dim);
+        std::memset(spare, 0, size_t(COPIED_KEYS + 1) * dim * sizeof *spare);
     }
 };
 
@@ -94,7 +95,7 @@ template <class T, class Item> class Lookahead {
   private:
     // Bytes of keys, and as many of values. Without AMX, half as much asked into the first cache
     // instead of the second makes attention 10 to 30 % faster.
-    static constexpr int DISTANCE = ROW_STEP == 32 ? 16384 : 8192;
+    static constexpr int DISTANCE = ROW_STEP == 32 ? 16384 : 14336;
     static constexpr int LOCALITY = ROW_STEP == 32 ? 2 : 3;  // the second cache, the first
     static constexpr int STEP = 256;
 
@@ -140,7 +141,6 @@ template <class T, class Ahead> struct Packer {
     const ptrdiff_t to_values = ptrdiff_t(job.c.kv_heads) * job.c.block_size * dim;
 
     void pack(const Keys &keys, T *to_keys, T *to_values) const {
-        lookahead.passed(keys.high - keys.low);
         find(keys);
         for (int first = 0; first < keys.used; first += W) {
             pack_keys(first, to_keys);
@@ -148,9 +148,9 @@ template <class T, class Ahead> struct Packer {
         }
     }
 
-  private:
     // Where the tile's keys are; null where there is none. Values lie at one distance from them.
     void find(const Keys &keys) const {
+        lookahead.passed(keys.high - keys.low);
         const int32_t *table = job.a.tables + job.a.table_offsets[row];
         const int size = job.c.block_size;
         for (int at = 0; at < keys.used; ++at) work.places[at] = nullptr;
@@ -166,14 +166,16 @@ template <class T, class Ahead> struct Packer {
     }
 
     // A row readable to the padded width: itself, a padded copy, or zeros where there is none.
-    const T *padded_row(int at, ptrdiff_t distance, int copy) const {
+    inline __attribute__((always_inline)) const T *padded_row(int at, ptrdiff_t distance,
+                                                              int copy) const {
         const T *from = work.places[at];
-        if (!from) return work.spare + 16 * wide;
+        if (!from) return work.spare + COPIED_KEYS * wide;
         if (dim == wide) return from + distance;
         std::memcpy(work.spare + copy * wide, from + distance, dim * sizeof(T));
         return work.spare + copy * wide;
     }
 
+  private:
     // W keys from the tile's place `first` on.
     void pack_keys(int first, T *keys) const {
         const int words = wide * sizeof(T) / 4;
@@ -221,6 +223,12 @@ template <class T> struct Attention {
     bool sees_first(int position, const Keys &keys) const {
         const int window = job.c.window;
         return !window || position - window < keys.start;
+    }
+
+    void begin() const {
+        for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
+        std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
+        std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
     }
 
     float *scores_of(int r) const { return work.scores + r * KEY_TILE; }
@@ -359,43 +367,6 @@ inline void pack_shared(const kvr::Job &job, int layer, const kvr::PackItem &ite
     T *keys = packed_at<T>(job, item.place);
     Packer<T, Ahead>{job, layer, item.head, item.row, dim, wide, work, lookahead}.pack(
         {start, item.begin, item.end, padded(item.end - start)}, keys, keys + KEY_TILE * wide);
-}
-
-template <class T, class Ahead>
-inline void attend(const kvr::Job &job, int layer, const kvr::AttentionItem &item, int first_token,
-                   const Workspace<T> &work, Ahead &lookahead) {
-    const kvr_config &c = job.c;
-    const int dim = c.head_dim, wide = padded(dim), group = c.heads / c.kv_heads;
-    const int rows = item.count * group, start = job.a.starts[item.row] + item.first;
-    const int token = first_token + item.first, end = start + item.count;
-    const int seen = kvr::first_seen(c.window, start);
-    const T *q = static_cast<const T *>(job.s.q) +
-                 (int64_t(item.head) * job.a.tokens + token) * group * wide;
-    const Packer<T, Ahead> packer{job, layer, item.head, item.row, dim, wide, work, lookahead};
-    const Attention<T> a{job, dim, wide, start, rows, group, work};
-    for (int r = 0; r < rows; ++r) work.top[r] = -__builtin_inff();
-    std::memset(work.total, 0, size_t(rows) * W * sizeof(float));
-    std::memset(work.mix, 0, size_t(rows) * wide * sizeof(float));
-    for (int at = seen / KEY_TILE * KEY_TILE; at < end; at += KEY_TILE) {
-        const int high = end < at + KEY_TILE ? end : at + KEY_TILE;
-        const Keys keys{at, seen > at ? seen : at, high, padded(high - at)};
-        if (item.shared) {
-            const T *tile = packed_at<T>(job, item.place + at / KEY_TILE);
-            a.add(q, keys, tile, tile + KEY_TILE * wide);
-        } else {
-            packer.pack(keys, work.keys, work.values);
-            a.add(q, keys, work.keys, work.values);
-        }
-    }
-    const ptrdiff_t stride = padded(c.heads * dim);
-    for (int r = 0; r < rows; ++r) {
-        float *mix = work.mix + r * wide;
-        const float share = 1.0f / sum_of_lanes(load(work.total + r * W));
-        for (int d = 0; d < wide; d += TILE) unweave<T>(mix + d);
-        for (int d = 0; d < wide; d += W) store(mix + d, counting(load(mix + d)) * share);
-        const int head = item.head * group + r % group;
-        copy_as(static_cast<T *>(job.s.mix) + (token + r / group) * stride + head * dim, mix, dim);
-    }
 }
 
 }  // namespace

@@ -23,7 +23,8 @@ constexpr int FEW_ROWS = 32;
 constexpr int MOST_HEAD_DIM = 512;
 constexpr int MOST_QUERIES = 96;  // rows (positions x heads of a group) of one attention item
 constexpr int64_t SHARED_BYTES = 4 << 20;  // of tiles packed at a time, if no head needs more
-constexpr int QUERY_ROWS = 16;     // of them, whose scores are computed at once
+constexpr int COPIED_KEYS = 32;   // at a time, where rows of the pool need padding
+constexpr int QUERY_ROWS = 16;    // of them, whose scores are computed at once
 
 constexpr int DRAW_CHUNK = 64;  // ids whose weights are summed together when a token is drawn
 

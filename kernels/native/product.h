@@ -81,7 +81,7 @@ inline void product_item(const Product &p, int column, int first, int rows, int 
         const int depth = p.w.depth - k < block ? p.w.depth - k : block;
         const Packed w{weights + ptrdiff_t(k) * PANEL, panel, depth};
         const bool last = k + depth == p.w.depth;
-        Ahead ahead;
+        Ahead<BY_AMX<T> ? 0 : 1> ahead;
         const T *soon = last ? after : first ? nullptr : weights + ptrdiff_t(k + block) * PANEL;
         if (soon) {
             ahead.at = reinterpret_cast<const char *>(soon);

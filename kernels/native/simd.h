@@ -186,8 +186,37 @@ inline vf quotient_for(bf16, vf a, vf b) {
 #endif
 }
 
-// Transposes W rows of W words. Each round interleaves the first half of the rows with the second.
-inline void transpose(vu (&rows)[W]) {
+// Transposes W rows of W words.
+#if defined(__AVX512F__)
+// Within 128 bits, then those among each other: no shuffle needs a table, so all registers are free.
+inline __attribute__((always_inline)) void transpose(vu (&rows)[W]) {
+    __m512i fours[W], *const to = reinterpret_cast<__m512i *>(rows);
+#pragma GCC unroll 16
+    for (int at = 0; at < W; at += 4) {
+        const __m512i low = _mm512_unpacklo_epi32(to[at], to[at + 1]);
+        const __m512i high = _mm512_unpackhi_epi32(to[at], to[at + 1]);
+        const __m512i other_low = _mm512_unpacklo_epi32(to[at + 2], to[at + 3]);
+        const __m512i other_high = _mm512_unpackhi_epi32(to[at + 2], to[at + 3]);
+        fours[at] = _mm512_unpacklo_epi64(low, other_low);
+        fours[at + 1] = _mm512_unpackhi_epi64(low, other_low);
+        fours[at + 2] = _mm512_unpacklo_epi64(high, other_high);
+        fours[at + 3] = _mm512_unpackhi_epi64(high, other_high);
+    }
+#pragma GCC unroll 16
+    for (int at = 0; at < 4; ++at) {
+        const __m512i low = _mm512_shuffle_i32x4(fours[at], fours[at + 4], 0x44);
+        const __m512i high = _mm512_shuffle_i32x4(fours[at], fours[at + 4], 0xee);
+        const __m512i other_low = _mm512_shuffle_i32x4(fours[at + 8], fours[at + 12], 0x44);
+        const __m512i other_high = _mm512_shuffle_i32x4(fours[at + 8], fours[at + 12], 0xee);
+        to[at] = _mm512_shuffle_i32x4(low, other_low, 0x88);
+        to[at + 4] = _mm512_shuffle_i32x4(low, other_low, 0xdd);
+        to[at + 8] = _mm512_shuffle_i32x4(high, other_high, 0x88);
+        to[at + 12] = _mm512_shuffle_i32x4(high, other_high, 0xdd);
+    }
+}
+#else
+// Each round interleaves the first half of the rows with the second.
+inline __attribute__((always_inline)) void transpose(vu (&rows)[W]) {
     vi low, high;
     for (int at = 0; at < W; ++at) {
         low[at] = at / 2 + (at % 2) * W;
@@ -205,5 +234,6 @@ inline void transpose(vu (&rows)[W]) {
         for (int at = 0; at < W; ++at) rows[at] = next[at];
     }
 }
+#endif
 
 }  // namespace

@@ -139,7 +139,7 @@ struct Model {
         cursor.take(s.position, rows * sizeof(int));
         cursor.take(s.slot, rows * sizeof(int64_t));
         s.attention_bytes = 4 * (QUERY_ROWS * KEY_TILE + most * (wide + 18) +
-                                 wide * (2 * KEY_TILE + 17)) + 4096;
+                                 wide * (2 * KEY_TILE + COPIED_KEYS + 1)) + 4096;
         cursor.take(s.attention, s.attention_bytes * crew.members);
         return cursor.used;
     }

@@ -22,13 +22,13 @@ struct Packed {
 };
 
 // Weights that are needed soon, asked for a few lines at a time. For a product by AMX the second
-// cache is near enough; vectors are 8 % faster out of the first.
-struct Ahead {
+// cache is near enough; vectors are 8 % faster out of the first, with `KNOWN` lines.
+template <int KNOWN> struct Ahead {
     const char *at = nullptr;
     ptrdiff_t other = 0;  // bytes to the tile's second panel
     int lines = 0;        // of each panel, per turn of the loop over K
     template <int CACHE> inline __attribute__((always_inline)) void fetch() {
-        for (int line = 0; line < lines; ++line, at += 64) {
+        for (int line = 0; line < (KNOWN ? KNOWN : lines); ++line, at += 64) {
             __builtin_prefetch(at, 0, 4 - CACHE);
             __builtin_prefetch(at + other, 0, 4 - CACHE);
         }
@@ -41,21 +41,30 @@ struct Nothing {
 // One step over K of a packed tile, of 32 outputs: a row, or for bf16 two whose elements alternate.
 // The outputs may get another order, which `unweave` undoes: by AVX-512 bf16 is interleaved within
 // 128 bits, at half the price of keeping the order. No sum depends on its neighbours.
-inline void weave(const float *one, const float *, float *to, ptrdiff_t panel) {
-    for (int at = 0; at < TILE; at += W)
-        store_as(to + at / PANEL * panel + at % PANEL, load_as<vf>(one + at));
+constexpr int TILE_VECTORS = TILE / W;
+inline void woven(const float *one, const float *, vu (&words)[TILE_VECTORS]) {
+#pragma GCC unroll 16
+    for (int v = 0; v < TILE_VECTORS; ++v) words[v] = load_as<vu>(one + v * W);
 }
 template <class T> inline void unweave(float *) {}
-inline void weave(const bf16 *one, const bf16 *other, bf16 *to, ptrdiff_t panel) {
+inline void woven(const bf16 *one, const bf16 *other, vu (&words)[TILE_VECTORS]) {
 #if defined(__AVX512BW__)
     const __m512i even = load_as<__m512i>(one), odd = load_as<__m512i>(other);
-    store_as(to, _mm512_unpacklo_epi16(even, odd));  // fours of both, for every other four
-    store_as(to + panel, _mm512_unpackhi_epi16(even, odd));
+    words[0] = (vu)_mm512_unpacklo_epi16(even, odd);  // fours of both, for every other four
+    words[1] = (vu)_mm512_unpackhi_epi16(even, odd);
 #else
-    for (int at = 0; at < TILE; at += W)
-        store_as(to + at / PANEL * panel + at % PANEL * 2,
-                 widen(load_as<vh>(one + at)) | (widen(load_as<vh>(other + at)) << 16));
+#pragma GCC unroll 16
+    for (int v = 0; v < TILE_VECTORS; ++v)
+        words[v] = widen(load_as<vh>(one + v * W)) | (widen(load_as<vh>(other + v * W)) << 16);
 #endif
+}
+template <class T> inline void weave(const T *one, const T *other, T *to, ptrdiff_t panel) {
+    constexpr int PER_PANEL = PANEL / W, STEP = 4 / sizeof(T);
+    vu words[TILE_VECTORS];
+    woven(one, other, words);
+#pragma GCC unroll 16
+    for (int v = 0; v < TILE_VECTORS; ++v)
+        store_as(to + v / PER_PANEL * panel + v % PER_PANEL * W * STEP, words[v]);
 }
 #if defined(__AVX512BW__)
 template <> inline void unweave<bf16>(float *row) {
@@ -83,13 +92,24 @@ inline vf dot(vf sum, const bf16 *a, vu word) {
 #endif
 }
 
+// The same where `a` is not needed again: it comes out of memory with the instruction that adds.
+inline vf dot_once(vf sum, const float *a, vu word) { return dot(sum, a, word); }
+inline vf dot_once(vf sum, const bf16 *a, vu word) {
+#if defined(__AVX512BF16__)
+    const __m512i pair = _mm512_set1_epi32(load_as<int32_t>(a));
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)word, (__m512bh)pair);
+#else
+    return dot(sum, a, word);
+#endif
+}
+
 // Registers hold ROWS x 32 sums: 24 of 32 with AVX-512, 8 of 16 with AVX2 and with SSE2.
 #if defined(__AVX512F__)
-constexpr int ROWS = 12;
+constexpr int ROWS = 12, REGISTERS = 32;
 #elif defined(__AVX2__) || defined(__aarch64__)
-constexpr int ROWS = 2;
+constexpr int ROWS = 2, REGISTERS = 16;
 #else
-constexpr int ROWS = 1;
+constexpr int ROWS = 1, REGISTERS = 16;
 #endif
 
 // With `more`, here and below, sums go on from what is in `out`.
@@ -98,7 +118,7 @@ constexpr int ROWS = 1;
 template <int R, class T, class A>
 inline void rows_times_tile(const T *a, ptrdiff_t lda, Packed w, float *out, ptrdiff_t ldo,
                             A ahead, bool more) {
-    constexpr int VECTORS = TILE / W, PER_PANEL = PANEL / W;
+    constexpr int VECTORS = TILE_VECTORS, PER_PANEL = PANEL / W;
     constexpr int STEP = 4 / sizeof(T);  // elements of K in one word
     vf sum[R][VECTORS] = {};
     const T *panels = static_cast<const T *>(w.data);

@@ -5,7 +5,7 @@
 // mix of values, and the gated activation. That rounds less often than a model kept in bfloat16
 // throughout, and is nearer to the float32 result.
 
-#include "attention.h"
+#include "direct.h"
 #include "product.h"
 #include "sampling.h"
 

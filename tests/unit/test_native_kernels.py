@@ -198,12 +198,14 @@ def test_attention_of_mixed_rows_is_dense_attention(
         model.close()
 
 
+@pytest.mark.parametrize("heads", [*SIZES, sizes(8, 1, 96, 16), sizes(10, 2, 64, 16)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_token_attends_alike_alone_in_a_batch_and_in_any_chunk(
-    variant: Variant, dtype: torch.dtype
+    variant: Variant, dtype: torch.dtype, heads: Sizes
 ) -> None:
-    scene = scene_of(dtype, 130, SIZES[0])
+    """Few rows meet keys as they lie in the pool, many meet them packed: the same sums."""
+    scene = scene_of(dtype, 130, heads)
     model = scene.model(variant)
     whole, pool = scene.attend(model, WHOLE)
     first = sum(count for _, count in Scene.SHAPES[:5])
