@@ -56,6 +56,11 @@ class Meetings:
         self._guests.pop(incarnation, None)
         self._found = {pair: met for pair, met in self._found.items() if incarnation not in pair}
 
+    def gone(self, record: WorkerRecord) -> Orders:
+        """Its lease ended: its partners need not wait for the rest of what it began."""
+        command = pb.Command(gone=record.incarnation)
+        return [(partner.incarnation, command) for partner in self._partners(record)]
+
     def heard(self, prefill: str, met: pb.Met, now_s: float) -> None:
         if prefill in self._guests and met.decode in self._guests:
             self._found[prefill, met.decode] = met, now_s

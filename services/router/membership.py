@@ -258,6 +258,7 @@ class Membership:
     async def _drop(self, member: Member) -> None:
         log.warning("%s worker %s is gone: its lease ended", member.record.role, member.record.name)
         self._members.pop(member.record.incarnation, None)
+        self._tell(self.meetings.gone(member.record))
         await member.link.close()
         self._signal()
 

@@ -150,6 +150,9 @@ class Node:
                 self._engine.post(m.Cancel(ref))
         elif kind == "meet":
             self._meet(owner, command.meet)
+        elif kind == "gone":
+            self._receiver.lose(command.gone)
+            self._sender.lose(command.gone)
 
     def works_for(self, owner: str) -> bool:
         """Whether that stream's router waits for something from here."""

@@ -145,6 +145,13 @@ class Receiver:
             return
         self._tasks.spawn(self._forget(ref, landing))
 
+    def lose(self, writer: str) -> None:
+        """It is gone, dead or frozen: what it was in the middle of will not come."""
+        if writer in self._peers:
+            self._tasks.spawn(self._drop(writer))
+        elif writer in self._lanes:
+            self._lanes[writer].cancel()  # it is still connecting
+
     async def close(self) -> None:
         """Peers first: a message that has begun is let go of by its peer's end alone."""
         for writer in [*self._peers]:

@@ -157,6 +157,19 @@ class Sender:
             if lane.sending == ref and lane.hurry is not None:
                 lane.hurry.set()
 
+    def lose(self, receiver: str) -> None:
+        """It is gone, dead or frozen: nothing that was meant for it can leave."""
+        lane = self._lanes.get(receiver)
+        if lane is None:
+            return
+        jobs, lane.jobs = lane.jobs, deque()
+        for push in jobs:
+            self._done(PushDone(push.ref, "the reader is gone"))
+        if lane.hurry is not None:
+            lane.hurry.set()
+        if lane.peer is not None:
+            self._tasks.spawn(self.transport.close_peer(lane.peer))
+
     async def close(self) -> None:
         """Stop all lanes; what was queued is answered with an error."""
         await self._tasks.cancel()

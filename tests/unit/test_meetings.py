@@ -113,3 +113,12 @@ def test_nothing_is_known_any_more_of_a_worker_whose_stream_broke() -> None:
     assert meetings.setup_s("p0", "d0") == UNMET_S
     assert not meetings.settled("d0", 0)
     assert meetings.due(100) == []
+
+
+def test_those_who_are_there_hear_of_a_partner_that_is_gone() -> None:
+    meetings = Meetings()
+    for record in (P0, D0, P1, D1, OTHER):
+        meetings.opened(record, 0)
+    meetings.closed("d1")
+    assert [(name, order.gone) for name, order in meetings.gone(P0)] == [("d0", "p0")]
+    assert [(name, order.gone) for name, order in meetings.gone(D1)] == [("p0", "d1"), ("p1", "d1")]

@@ -1,4 +1,4 @@
-"""The receiving half of the relay when a message begins and never ends, on a virtual clock."""
+"""Both halves of the relay when a message begins and never ends, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
+import pytest
 from tests.sim.virtual import run_virtual
 
-from kvrelay.shared.engine.messages import ChunkArrived, Expect, Forgotten, RelayFailed
+from kvrelay.shared.engine.messages import (
+    ChunkArrived,
+    Expect,
+    Forgotten,
+    Push,
+    PushDone,
+    RelayFailed,
+)
 from kvrelay.shared.errors import PeerLost
 from kvrelay.shared.telemetry.metrics import WorkerGauges, WorkerMetrics
 from kvrelay.shared.transfer.protocol import Address, Buffer, Peer
@@ -16,6 +24,7 @@ from kvrelay.shared.transfer.wire import ChunkHeader, encode_header
 from kvrelay.shared.types import BlockId, Incarnation, LegRef
 from kvrelay.shared.worker.peers import PeerInfo
 from kvrelay.shared.worker.receiver import BODY_DEADLINE_S, FORGET_GRACE_S, Receiver
+from kvrelay.shared.worker.sender import Sender
 
 BLOCK_BYTES = 64
 REF = LegRef("0" * 32 + "/0", 1, 7)
@@ -38,18 +47,28 @@ class StuckTransport:
     caller who is cancelled waits for one of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sends: bool = False) -> None:
         self.headers = [encode_header(HEADER)]
         self.begun = asyncio.Event()
+        self.connections = 0
+        self._sends = sends
 
     async def listen(self) -> Address:
         return Address("loopback", b"0")
 
+    async def start_over(self) -> Address:
+        raise AssertionError("it goes on")
+
     async def connect(self, to: Address) -> Peer:
+        self.connections += 1
         return StuckPeer()
 
     async def send(self, peer: Peer, tag: int, buffer: Buffer) -> None:
-        raise AssertionError("nothing is sent here")
+        assert self._sends, "nothing is sent here"
+        assert isinstance(peer, StuckPeer)
+        self.begun.set()
+        await peer.closed.wait()
+        raise PeerLost("the peer was closed")
 
     async def recv(self, peer: Peer, tag: int, buffer: Buffer) -> None:
         assert isinstance(peer, StuckPeer)
@@ -138,3 +157,50 @@ def test_forgetting_waits_no_longer_than_its_grace() -> None:
         assert await reports.get() == Forgotten(REF)
 
     assert receiving(scene) <= FORGET_GRACE_S
+
+
+@pytest.mark.parametrize("forgotten_first", [True, False])
+def test_nobody_waits_for_a_writer_that_is_gone(forgotten_first: bool) -> None:
+    async def scene(receiver: Receiver, transport: StuckTransport, reports: Reports) -> None:
+        if forgotten_first:
+            receiver.forget(REF)
+        receiver.lose(PREFILL)
+        if not forgotten_first:
+            assert await reports.get() == RelayFailed(REF, "the peer was closed")
+            receiver.forget(REF)
+        assert await reports.get() == Forgotten(REF)
+
+    assert receiving(scene) == 0.0
+
+
+def test_all_chunks_for_a_reader_that_is_gone_are_answered_at_once() -> None:
+    """The one in flight, those that wait, and the next goes over a new connection."""
+
+    async def run() -> float:
+        answers: asyncio.Queue[PushDone] = asyncio.Queue()
+        transport = StuckTransport(sends=True)
+        metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
+        pool = memoryview(bytearray(BLOCK_BYTES))
+        sender = Sender(transport, PREFILL, lambda *_: pool, answers.put_nowait, metrics)
+        pushes = [
+            Push(REF, chunk, chunk * 16, chunk * 16 + 16, (BlockId(0),), (1,), False)
+            for chunk in range(3)
+        ]
+        reader = PeerInfo(DECODE, Address("loopback", b"2"))
+        for push in pushes[:2]:
+            sender.push(push, reader)
+        await transport.begun.wait()
+        begun_s = asyncio.get_running_loop().time()
+        sender.lose(DECODE)
+        sender.lose("e" * 32)
+        found = [await answers.get() for _ in range(2)]
+        assert {answer.error for answer in found} == {"the peer was closed", "the reader is gone"}
+        took_s = asyncio.get_running_loop().time() - begun_s
+        transport.begun.clear()
+        sender.push(pushes[2], reader)
+        await transport.begun.wait()
+        assert transport.connections == 2
+        await sender.close()
+        return took_s
+
+    assert run_virtual(run) == 0.0

@@ -158,20 +158,22 @@ class Room(_message.Message):
     def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., first_missing_token: _Optional[int] = ..., run_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("serve", "reserve", "room", "published", "cancel", "meet")
+    __slots__ = ("serve", "reserve", "room", "published", "cancel", "meet", "gone")
     SERVE_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     MEET_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
     serve: Serve
     reserve: Reserve
     room: Room
     published: Ref
     cancel: Ref
     meet: Meet
-    def __init__(self, serve: _Optional[_Union[Serve, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., published: _Optional[_Union[Ref, _Mapping]] = ..., cancel: _Optional[_Union[Ref, _Mapping]] = ..., meet: _Optional[_Union[Meet, _Mapping]] = ...) -> None: ...
+    gone: str
+    def __init__(self, serve: _Optional[_Union[Serve, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., room: _Optional[_Union[Room, _Mapping]] = ..., published: _Optional[_Union[Ref, _Mapping]] = ..., cancel: _Optional[_Union[Ref, _Mapping]] = ..., meet: _Optional[_Union[Meet, _Mapping]] = ..., gone: _Optional[str] = ...) -> None: ...
 
 class ToWorker(_message.Message):
     __slots__ = ("hello", "commands")
