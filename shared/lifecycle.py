@@ -11,7 +11,9 @@ blocks), and on to ENDED when nothing touches them. A leg holds blocks only in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Final
 
 from kvrelay.shared.errors import IllegalMove
@@ -39,6 +41,20 @@ class Phase(StrEnum):
 
 QUEUED: Final = frozenset({Phase.WAITING, Phase.ASKING, Phase.READY})
 HOLDING: Final = frozenset({Phase.RUNNING, Phase.HANDING_OFF, Phase.RECEIVING, Phase.DRAINING})
+
+QUIET_MS: Final[Mapping[Phase, int]] = MappingProxyType(
+    {
+        Phase.ASKING: 150_000,
+        Phase.RESERVING: 150_000,
+        Phase.RECEIVING: 150_000,
+        Phase.HANDING_OFF: 30_000,
+    }
+)
+"""Longest time without a word from anybody in the phases in which a worker waits for others; then
+it ends the attempt by itself. Routers' deadlines are shorter (60 s for room, 120 s for a prompt,
+10 s for its relay) and a router that is silent is noticed within 2 s, so it is for what was lost on
+the way: a cancel, a grant of room, the word that all is published. In the other phases it waits for
+its own engine, or (DRAINING) for a transfer, each chunk of which has a deadline."""
 
 MOVES: Final = frozenset(
     {

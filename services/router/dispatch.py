@@ -154,6 +154,12 @@ class Dispatcher:
         if event.WhichOneof("kind") == "ended":
             self._leaving.ended(worker, ref_from_wire(ref))
         found = self._legs.get(ref.leg)
+        if self._unwanted(found, ref, event):
+            # Its cancel was lost, or came before what it was about: no other will follow.
+            link = self._roster.link(worker)
+            if link is not None and link.open:
+                link.send(pb.Command(cancel=ref))
+            return
         if found is None:  # over for everybody, its cancel is on the way; or not about a leg
             if event.WhichOneof("kind") == "draining":
                 self._available.note()
@@ -163,6 +169,15 @@ class Dispatcher:
         if event.WhichOneof("kind") == "ended":
             self._placement.ended(worker, ref.leg)
         self._perform(running, leg, leg.machine.on_event(worker, event))
+
+    @staticmethod
+    def _unwanted(
+        found: tuple[RunningRequest, RunningLeg] | None, ref: pb.Ref, event: pb.Event
+    ) -> bool:
+        """Whether somebody waits, and will hold memory, for an attempt that is over."""
+        if event.WhichOneof("kind") not in ("need_room", "room"):
+            return False
+        return found is None or found[1].machine.ref != ref_from_wire(ref)
 
     def on_lost(self, worker: str) -> None:
         self._leaving.lost(worker)

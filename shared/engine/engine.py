@@ -17,6 +17,7 @@ from kvrelay.shared.engine.admission import grant_room
 from kvrelay.shared.engine.audit import audited
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.push import push
+from kvrelay.shared.engine.silence import silent
 from kvrelay.shared.engine.state import EngineLimits, EngineState, Leg
 from kvrelay.shared.engine.steering import steering_of
 from kvrelay.shared.kv.pool import BlockPool
@@ -138,6 +139,12 @@ class Engine:
         for leg in [leg for leg in self.state.legs.values() if leg.owner == event.owner]:
             if leg.phase is not Phase.DRAINING:
                 self._end(leg, EndReason.CANCELLED)
+
+    @_apply.register
+    def _(self, event: m.Look) -> None:
+        for leg in silent(self.state, event.passed_ms):
+            problem = f"nothing was heard for {leg.quiet_ms / 1e3:g} s in {leg.phase}"
+            self._end(leg, EndReason.FAILED, problem, True)
 
     @_apply.register
     def _(self, event: m.Audit) -> None:

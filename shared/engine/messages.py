@@ -69,6 +69,16 @@ class OwnerGone:
     owner: str
 
 
+# ---- in: from its own worker ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """So much time has passed: attempts that hear nothing for too long are ended."""
+
+    passed_ms: int
+
+
 # ---- in: from people --------------------------------------------------------------------------
 
 
@@ -124,6 +134,7 @@ Event: TypeAlias = (
     | Published
     | Cancel
     | OwnerGone
+    | Look
     | Audit
     | PushDone
     | ChunkArrived

@@ -86,6 +86,9 @@ class Leg:
     """Chunks handed to the relay that have not answered `PushDone`."""
     # decode's side
     received: int = 0
+    quiet: tuple[Phase, int, int] | None = None
+    """Where it was at the last look; `quiet_ms` it has been there since the first that saw it."""
+    quiet_ms: int = 0
     # its draws, and what is told of them
     steering: Steering | None = None
     prompt_logprobs: list[Logprobs] = field(default_factory=list)

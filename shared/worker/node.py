@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import singledispatchmethod
+from typing import Final
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.loop import EngineLoop
@@ -36,16 +37,30 @@ from kvrelay.shared.worker.journal import LegJournal
 from kvrelay.shared.worker.meeting import MAX_ROUNDS, Meeting
 from kvrelay.shared.worker.outbox import Outbox
 from kvrelay.shared.worker.peers import PeerInfo
+from kvrelay.shared.worker.quiet import QuietWatch
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import Sender
 
 log = logging.getLogger(__name__)
 
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
+GONE: Final = "the attempt is not here any more"
 _END_TO_WIRE = {
     EndReason.FINISHED: pb.END_FINISHED,
     EndReason.CANCELLED: pb.END_CANCELLED,
     EndReason.FAILED: pb.END_FAILED,
+}
+
+
+def _granted(command: pb.Command) -> m.RoomGranted:
+    room = command.room
+    return m.RoomGranted(ref_from_wire(room.ref), room.first_missing_token, tuple(room.run_blocks))
+
+
+_OF_ATTEMPT: Final[dict[str, Callable[[pb.Command], m.RoomGranted | m.Published | m.Cancel]]] = {
+    "room": _granted,
+    "published": lambda command: m.Published(ref_from_wire(command.published)),
+    "cancel": lambda command: m.Cancel(ref_from_wire(command.cancel)),
 }
 
 
@@ -60,10 +75,13 @@ class Node:
         self._work: dict[str, set[LegRef]] = {}
         """By router stream: attempts that it began here, neither cancelled nor ended."""
         self._peers: dict[LegRef, PeerInfo] = {}
+        self._here: set[LegRef] = set()
+        """Attempts that were begun here and have not said that they ended."""
         self._engine: EngineLoop
         self._sender: Sender
         self._receiver: Receiver
         self._auditor: Auditor
+        self._quiet: QuietWatch
         self.gate: GrammarGate
         self._loop = asyncio.get_running_loop()
         self.remaining_ms: Callable[[], int | None] = lambda: None
@@ -80,6 +98,7 @@ class Node:
         self._engine, self._sender, self._receiver = engine, sender, receiver
         self.gate = GrammarGate(grammars, engine.post, self._perform)
         self._auditor = Auditor(engine.post)
+        self._quiet = QuietWatch(self._loop, lambda: self.legs, engine.post)
 
     @property
     def incarnation(self) -> str:
@@ -87,6 +106,7 @@ class Node:
 
     def retire(self) -> None:
         """End every router's stream: this incarnation is over."""
+        self._quiet.close()
         self._end_streams()
 
     def progresses(self, serving: bool) -> None:
@@ -135,24 +155,26 @@ class Node:
             self._serve(owner, command.serve)
         elif kind == "reserve":
             self._reserve(owner, command.reserve)
-        elif kind == "room":
-            room = command.room
-            granted = m.RoomGranted(
-                ref_from_wire(room.ref), room.first_missing_token, tuple(room.run_blocks)
-            )
-            self._engine.post(granted)
-        elif kind == "published":
-            self._engine.post(m.Published(ref_from_wire(command.published)))
-        elif kind == "cancel":
-            ref = ref_from_wire(command.cancel)
-            self._work[owner].discard(ref)
-            if not self.gate.cancel(ref):
-                self._engine.post(m.Cancel(ref))
+        elif kind in _OF_ATTEMPT:
+            self._go_on(owner, _OF_ATTEMPT[kind](command))
         elif kind == "meet":
             self._meet(owner, command.meet)
         elif kind == "gone":
             self._receiver.lose(command.gone)
             self._sender.lose(command.gone)
+
+    def _go_on(self, owner: str, event: m.RoomGranted | m.Published | m.Cancel) -> None:
+        """About an attempt that was begun here. One that is not here any more, or never was for its
+        beginning was lost, is said to have ended: whoever asks would wait for its deadline."""
+        ref = event.ref
+        if ref not in self._here:
+            self._say(owner, _gone(event))
+        elif not isinstance(event, m.Cancel):
+            self._engine.post(event)
+        else:
+            self._work[owner].discard(ref)
+            if not self.gate.cancel(ref):
+                self._engine.post(event)
 
     def works_for(self, owner: str) -> bool:
         """Whether that stream's router waits for something from here."""
@@ -166,6 +188,8 @@ class Node:
         self._journal.begin(ref, "prefill" if handoff else "both", serve.traceparent)
         spec = leg_from_wire(ref.leg, serve.leg)
         self._work[owner].add(ref)
+        self._here.add(ref)
+        self._quiet.begin()
         self.gate.admit(m.Serve(owner, ref, spec, handoff))
 
     def _reserve(self, owner: str, reserve: pb.Reserve) -> None:
@@ -174,6 +198,8 @@ class Node:
         self._journal.begin(ref, "decode", reserve.traceparent)
         spec = leg_from_wire(ref.leg, reserve.leg)
         self._work[owner].add(ref)
+        self._here.add(ref)
+        self._quiet.begin()
         self.gate.admit(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
 
     def _meet(self, owner: str, meet: pb.Meet) -> None:
@@ -311,6 +337,7 @@ class Node:
     @_perform.register
     def _(self, it: m.Ended) -> None:
         self._peers.pop(it.ref, None)
+        self._here.discard(it.ref)
         self.gate.ended(it.ref)
         self._journal.end(it.ref, it.reason, it.message)
         self._work.get(it.owner, set()).discard(it.ref)
@@ -352,6 +379,16 @@ def met_to_wire(decode: str, found: Meeting) -> pb.Met:
         bytes_per_s=found.bytes_per_s,
         carried_by=found.carried_by,
     )
+
+
+def _gone(event: m.RoomGranted | m.Published | m.Cancel) -> pb.Event:
+    """Room for it is of no use: another attempt is needed. Else its end was wanted anyway."""
+    ended = pb.Ended(ref=ref_to_wire(event.ref), reason=pb.END_CANCELLED, message=GONE)
+    if isinstance(event, m.RoomGranted):
+        ended.reason, ended.retryable = pb.END_FAILED, True
+    elif isinstance(event, m.Published):
+        ended.reason = pb.END_FINISHED
+    return pb.Event(ended=ended)
 
 
 def peer_from_wire(wire: pb.Peer) -> PeerInfo:

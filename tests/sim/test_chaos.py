@@ -17,6 +17,8 @@ from tests.sim.model import reference
 from tests.sim.test_cluster import SEEDS, make_request
 from tests.sim.virtual import run_virtual
 
+from kvrelay.services.router.dispatch import worker_end
+from kvrelay.services.router.policy import LiveWorker
 from kvrelay.shared.chaos.decide import Chaos, fraction
 from kvrelay.shared.chaos.plan import (
     Action,
@@ -28,9 +30,12 @@ from kvrelay.shared.chaos.plan import (
     parse_plan,
 )
 from kvrelay.shared.errors import KvrelayError
+from kvrelay.shared.lifecycle import QUIET_MS
+from kvrelay.shared.rpc.convert import leg_to_wire
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.transfer.faults import planned_faults
 from kvrelay.shared.transfer.loopback import LoopbackHub
-from kvrelay.shared.types import Role
+from kvrelay.shared.types import LegSpec, Role, SamplingParams
 
 PLANS = Path(__file__).parents[2] / "loadtests" / "chaos"
 LATE = """
@@ -53,6 +58,11 @@ LOST = """
 rules:
   - {step: %s, fault: drop, rate: 0.1}
 """
+UNFREED = """
+rules:
+  - {step: published, fault: drop, rate: 0.7}
+  - {step: cancel, fault: drop, rate: 0.5}
+"""
 DROPPABLE = ("serve", "reserve", "room", "need_room", "room_given", "started", "token")
 """Of these the router's own deadline ends the wait."""
 
@@ -63,8 +73,10 @@ def rougher(plan: ChaosPlan, times: float) -> ChaosPlan:
     return plan.model_copy(update={"rules": tuple(rules)})
 
 
-async def life(seed: int, plan: ChaosPlan) -> list[str]:
-    """40 requests: each has its right answer or one clean error; gives the errors."""
+async def life(seed: int, plan: ChaosPlan, rest_s: float = 5.0) -> list[str]:
+    """40 requests: each has its right answer or one clean error; gives the errors.
+
+    Nothing is held `rest_s` after the last."""
     rng = random.Random(seed)
     plan = plan.model_copy(update={"seed": seed})
     injected: Counter[str] = Counter()
@@ -100,7 +112,7 @@ async def life(seed: int, plan: ChaosPlan) -> list[str]:
             group.create_task(perform(cluster, number, action))
     ended_s = asyncio.get_running_loop().time()
     assert whole + len(failures) == 40
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(rest_s)
     assert cluster.observer.in_flight == 0
     await leave(cluster)
     assert injected, "the plan was followed"
@@ -147,6 +159,47 @@ def test_what_is_late_twice_or_overtaken_costs_no_answer(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(max(1, SEEDS // 4)))
 def test_what_is_lost_ends_its_request_by_a_deadline(seed: int, step: str) -> None:
     run_virtual(lambda: life(seed, parse_plan(LOST % step, step)))
+
+
+@pytest.mark.parametrize("seed", range(max(2, SEEDS // 4)))
+def test_what_nobody_lets_go_of_is_let_go_by_the_workers_own_deadline(seed: int) -> None:
+    """The words that all is published, and half of the cancels that follow."""
+    rest_s = max(QUIET_MS.values()) / 1000 * 1.2
+    plan = parse_plan(UNFREED, "unfreed")
+    failures = run_virtual(lambda: life(seed, plan, rest_s))
+    assert all("queued took" in failure for failure in failures), "who waits for what is not freed"
+    assert len(failures) <= 4
+
+
+def test_who_asks_room_for_what_nobody_wants_is_told_to_let_go() -> None:
+    """Its cancel was lost, or came before what it was about."""
+
+    async def run() -> None:
+        cluster = SimCluster(random.Random(1), LoopbackHub(), Shape())
+        await cluster.start()
+        prefill, decode = (
+            next(w for w in cluster.workers.values() if w.role is role)
+            for role in (Role.PREFILL, Role.DECODE)
+        )
+        serve = pb.Serve(
+            ref=pb.Ref(leg="stray/0", attempt=0, nonce=1),
+            leg=leg_to_wire(LegSpec("stray/0", (1, 2, 3), SamplingParams(max_tokens=2))),
+            decode=worker_end(LiveWorker(decode.record, decode.load())).peer,
+        )
+        send, told = prefill.send, list[str | None]()
+
+        def note(command: pb.Command) -> None:
+            told.append(command.WhichOneof("kind"))
+            send(command)
+
+        prefill.send = note  # type: ignore[method-assign]
+        prefill.send(pb.Command(serve=serve))
+        await asyncio.sleep(0.9)
+        assert prefill.engine.state.legs == {}
+        assert told == ["serve", "cancel"]
+        await leave(cluster)
+
+    run_virtual(run)
 
 
 def test_the_same_seed_gives_the_same_life() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.engine import Engine
 from kvrelay.shared.engine.plan import Plan, StepResult
 from kvrelay.shared.engine.push import cut_runs
 from kvrelay.shared.engine.state import EngineLimits
+from kvrelay.shared.lifecycle import QUIET_MS, Phase
 from kvrelay.shared.types import EndReason, FinishReason, LegRef, LegSpec, SamplingParams
 
 BLOCK = 4
@@ -233,3 +236,62 @@ def test_a_row_without_a_token_ends_its_leg_and_no_other() -> None:
         m.Ended("r", ref("a"), EndReason.FAILED, "not a number"),
         m.TokenOut("r", ref("b"), 0, 7, None),
     ]
+
+
+def looked(e: Engine, seconds: int, each_s: int = 5) -> list[object]:
+    out: list[object] = []
+    for _ in range(seconds // each_s):
+        out += e.handle(m.Look(each_s * 1000))
+        e.state.check()
+    return out
+
+
+def waits_for_others(phase: Phase) -> Engine:
+    """An engine with one leg in this phase."""
+    e = engine(4) if phase is Phase.RESERVING else engine()
+    if phase is Phase.RESERVING:
+        e.handle(m.Serve("r", ref("b"), spec("b", 12, max_tokens=3), handoff=False))
+        step(e)
+        step(e)
+    if phase in (Phase.RESERVING, Phase.RECEIVING):
+        e.handle(m.Reserve("r", ref("a"), spec("a", 10), "P"))
+    else:
+        e.handle(m.Serve("r", ref("a"), spec("a", 6), handoff=True))
+        step(e)
+    if phase is Phase.HANDING_OFF:
+        e.handle(m.RoomGranted(ref("a"), 0, (2,)))
+        step(e)
+        e.handle(m.PushDone(ref("a")))
+    assert e.state.legs[ref("a")].phase is phase
+    return e
+
+
+@pytest.mark.parametrize("phase", QUIET_MS)
+def test_a_leg_of_which_nothing_is_heard_ends_by_the_workers_own_deadline(phase: Phase) -> None:
+    e = waits_for_others(phase)
+    assert looked(e, QUIET_MS[phase] // 1000) == []
+    out = looked(e, 5)
+    if phase is Phase.RECEIVING:
+        assert kinds(out) == ["Forget"]
+        assert e.state.pool.counts().quarantined == 3, "its writer may still write"
+        out = e.handle(m.Forgotten(ref("a")))
+    (ended,) = out
+    assert isinstance(ended, m.Ended) and ended.retryable and "nothing was heard" in ended.message
+    assert ref("a") not in e.state.legs and e.state.asked_tokens == 0
+
+
+def test_what_is_heard_begins_the_workers_deadline_anew() -> None:
+    e = waits_for_others(Phase.RECEIVING)
+    assert looked(e, 145) == []
+    e.handle(m.ChunkArrived(ref("a"), 0, 8, False))
+    assert looked(e, 150) == []
+    assert kinds(looked(e, 5)) == ["Forget"]
+
+
+def test_a_leg_that_waits_for_its_own_engine_has_no_such_deadline() -> None:
+    e = engine()
+    e.handle(m.Serve("r", ref("a"), spec("a", 6), handoff=False))
+    step(e)
+    e.handle(m.Serve("r", ref("b"), spec("b", 6), handoff=True))
+    assert looked(e, 1000) == []
+    assert len(e.state.legs) == 2
