@@ -37,7 +37,7 @@ _SERVICE_LINK = re.compile(
 )
 _LINK_VALUE = re.compile(r"^(tcp|udp|sctp)://", re.IGNORECASE)
 _PASSWORD = re.compile(r"(://[^:/@]*:).*@")
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+sentinel://")
 
 
 def _split(value: object) -> object:

@@ -10,18 +10,21 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+import redis.asyncio.sentinel
+import redis.sentinel
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvrelay.shared.errors import ConfigError, StoreError
+from kvrelay.shared.store.sentinel import SCHEME, AsyncMaster, Master, login_of, parse_sentinel
 
-SCHEMES = ("redis", "rediss", "unix")
+SCHEMES = ("redis", "rediss", "unix", SCHEME)
 CONNECT_S: Final = 2.0
 """Also what taking leave of a server may take."""
 KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 2, socket.TCP_KEEPCNT: 3}
@@ -43,6 +46,8 @@ def script(name: str) -> str:
 def connect(url: str, timeout_s: float) -> redis.Redis:
     """A client for one thread; nothing is sent yet. Raises `ConfigError`."""
     with _reading(url):
+        if urlsplit(url).scheme == SCHEME:
+            return _by_sentinels(url, timeout_s)
         return redis.Redis.from_url(
             url,
             socket_timeout=timeout_s,
@@ -58,13 +63,22 @@ def connect_async(url: str, connections: int) -> redis.asyncio.Redis:
     out is `asyncio.wait_for`, which before Python 3.12 can lose the cancellation of a task.
     """
     with _reading(url):
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=None,
-            socket_connect_timeout=CONNECT_S,
-            retry=AsyncRetry(NoBackoff(), 0),
-        )
+        options: dict[str, Any] = {
+            "max_connections": connections,
+            "timeout": None,
+            "socket_connect_timeout": CONNECT_S,
+            "retry": AsyncRetry(NoBackoff(), 0),
+        }
+        if urlsplit(url).scheme == SCHEME:
+            named = parse_sentinel(url)
+            pool = redis.asyncio.BlockingConnectionPool(
+                connection_class=redis.asyncio.sentinel.SentinelManagedConnection,
+                connection_pool=AsyncMaster(named, CONNECT_S),
+                **login_of(named),
+                **options,
+            )
+        else:
+            pool = redis.asyncio.BlockingConnectionPool.from_url(url, **options)
         pool.connection_kwargs["socket_timeout"] = None  # whatever the URL says
         if urlsplit(url).scheme != "unix":
             pool.connection_kwargs |= {
@@ -72,6 +86,19 @@ def connect_async(url: str, connections: int) -> redis.asyncio.Redis:
                 "socket_keepalive_options": KEEPALIVE,
             }
         return redis.asyncio.Redis.from_pool(pool)
+
+
+def _by_sentinels(url: str, timeout_s: float) -> redis.Redis:
+    named = parse_sentinel(url)
+    pool = redis.ConnectionPool(
+        connection_class=redis.sentinel.SentinelManagedConnection,
+        connection_pool=Master(named, timeout_s),
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        **login_of(named),
+    )
+    return redis.Redis.from_pool(pool)
 
 
 def check_store(url: str) -> None:
@@ -111,6 +138,8 @@ class Line:
                 if not more:
                     raise ConnectionError("closed the connection")
                 answer += more
+            if answer.startswith(b"-READONLY"):
+                raise ConnectionError("is a replica now")  # the next one is to another server
         except OSError:
             self.close()
             raise
@@ -164,7 +193,14 @@ def mapped_errors(url: str) -> Iterator[None]:
 def _reading(url: str) -> Iterator[None]:
     """Parsing errors can quote the URL, and with it a password: they are not passed on."""
     if urlsplit(url).scheme not in SCHEMES:
-        raise ConfigError("redis URL: must begin with redis://, rediss:// or unix://")
+        raise ConfigError(
+            "redis URL: must begin with redis://, rediss://, unix:// or redis+sentinel://"
+        )
+    if urlsplit(url).scheme == SCHEME:
+        try:
+            parse_sentinel(url)
+        except ValueError as error:  # ours, which quotes no secret
+            raise ConfigError(f"redis URL: {error}") from None
     try:
         yield
     except ValueError:
