@@ -143,14 +143,22 @@ def reserve(state: EngineState, leg: Leg, hit: Hit, out: list[Instruction]) -> N
 
 
 def ask_for_room(state: EngineState, out: list[Instruction]) -> None:
-    """Ask decode for the legs that start soon and no others: what queues holds nothing."""
+    """Ask decode for the legs that start soon and no others: what queues holds nothing.
+
+    What was granted counts for all decode workers together, for it waits for this one engine; what
+    was not, for its own alone: one that has no room does not keep the others' legs waiting.
+    """
     window = ASK_AHEAD_STEPS * state.limits.max_num_batched_tokens
+    passed = 0
     for leg in state.unasked.walk():
-        if state.asked_tokens >= window:
+        if state.granted_tokens >= window or passed == SCAN_LEGS:
             return
+        if state.granted_tokens + state.asking_tokens[leg.reader] >= window:
+            passed += 1
+            continue
         if state.park(leg):
             continue
         state.unasked.discard(leg)
-        state.asked_tokens += leg.total
+        state.asking_tokens[leg.reader] += leg.total
         leg.move(Phase.ASKING)
         out.append(NeedRoom(leg.owner, leg.ref))

@@ -97,7 +97,7 @@ class Engine:
     def _(self, event: m.Serve) -> None:
         leg = self._new_leg(event.owner, event.ref, event.spec, Phase.WAITING)
         if leg is not None:
-            leg.handoff = event.handoff
+            leg.handoff, leg.reader = event.handoff, event.reader
             self.state.arrive(leg)
 
     @_apply.register
@@ -119,6 +119,8 @@ class Engine:
         if sum(event.run_blocks) != expected or event.first_missing % self._block_size:
             self._end(leg, EndReason.FAILED, "decode offered room of another shape", True)
             return
+        self.state.answered(leg)
+        self.state.granted_tokens += leg.total
         leg.move(Phase.READY)
         self.state.enqueue(leg)
 

@@ -24,6 +24,8 @@ class Serve:
     ref: LegRef
     spec: LegSpec
     handoff: bool
+    reader: str = ""
+    """With `handoff`: incarnation of the decode worker that is asked for room."""
 
 
 @dataclass(frozen=True, slots=True)

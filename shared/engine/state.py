@@ -51,6 +51,8 @@ class Leg:
     spec: LegSpec
     phase: Phase
     handoff: bool = False
+    reader: str = ""
+    """Incarnation of the decode worker that takes this leg's blocks (prefill side)."""
     writer: str = ""
     """Incarnation of the prefill worker that fills this leg's blocks (decode side)."""
     known: list[int] = field(default_factory=list)
@@ -155,8 +157,10 @@ class EngineState:
     receiving: int = 0
     resuming: int = 0
     """Waiting legs that were preempted."""
-    asked_tokens: int = 0
-    """Of the ASKING and READY legs."""
+    asking_tokens: Counter[str] = field(default_factory=Counter)
+    """Of the ASKING legs, by whom they ask."""
+    granted_tokens: int = 0
+    """Of the READY legs."""
     stepping: Plan | None = None
     """The step that was planned and is not completed: its rows write, whatever happens."""
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list)
@@ -215,10 +219,18 @@ class EngineState:
         self.reserving.pop(leg.ref, None)
         if self.waiting.pop(leg.ref, None) is None:
             return
-        if leg.phase in (Phase.ASKING, Phase.READY):
-            self.asked_tokens -= leg.total
+        if leg.phase is Phase.ASKING:
+            self.answered(leg)
+        elif leg.phase is Phase.READY:
+            self.granted_tokens -= leg.total
         elif leg.preemptions:
             self.resuming -= 1
+
+    def answered(self, leg: Leg) -> None:
+        """It asks no more."""
+        self.asking_tokens[leg.reader] -= leg.total
+        if not self.asking_tokens[leg.reader]:
+            del self.asking_tokens[leg.reader]
 
     def park(self, leg: Leg) -> bool:
         """Let the leg wait for blocks it shares with one that is on its way; whether it does."""

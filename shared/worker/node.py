@@ -190,7 +190,7 @@ class Node:
         self._work[owner].add(ref)
         self._here.add(ref)
         self._quiet.begin()
-        self.gate.admit(m.Serve(owner, ref, spec, handoff))
+        self.gate.admit(m.Serve(owner, ref, spec, handoff, serve.decode.incarnation))
 
     def _reserve(self, owner: str, reserve: pb.Reserve) -> None:
         ref = ref_from_wire(reserve.ref)

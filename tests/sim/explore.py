@@ -188,7 +188,8 @@ class World:
             ref = ref_from_wire(command.serve.ref)
             handoff = command.serve.HasField("decode")
             worker.peers[ref] = command.serve.decode.incarnation
-            event = m.Serve(owner, ref, leg_from_wire(ref.leg, command.serve.leg), handoff)
+            spec = leg_from_wire(ref.leg, command.serve.leg)
+            event = m.Serve(owner, ref, spec, handoff, command.serve.decode.incarnation)
         elif kind == "reserve":
             ref = ref_from_wire(command.reserve.ref)
             spec = leg_from_wire(ref.leg, command.reserve.leg)

@@ -277,7 +277,9 @@ def test_a_leg_of_which_nothing_is_heard_ends_by_the_workers_own_deadline(phase:
         out = e.handle(m.Forgotten(ref("a")))
     (ended,) = out
     assert isinstance(ended, m.Ended) and ended.retryable and "nothing was heard" in ended.message
-    assert ref("a") not in e.state.legs and e.state.asked_tokens == 0
+    assert (
+        ref("a") not in e.state.legs and not e.state.asking_tokens and e.state.granted_tokens == 0
+    )
 
 
 def test_what_is_heard_begins_the_workers_deadline_anew() -> None:
@@ -295,3 +297,29 @@ def test_a_leg_that_waits_for_its_own_engine_has_no_such_deadline() -> None:
     e.handle(m.Serve("r", ref("b"), spec("b", 6), handoff=True))
     assert looked(e, 1000) == []
     assert len(e.state.legs) == 2
+
+
+def test_a_decode_worker_without_room_does_not_keep_the_legs_for_others_waiting() -> None:
+    """All together have no more granted than is computed soon, and no leg asks twice."""
+    e = engine(64, max_num_seqs=4)
+    legs = [f"{reader}{n}" for reader in ("full", "free") for n in range(6)]
+    for leg in legs:
+        e.handle(m.Serve("r", ref(leg), spec(leg, 6), True, leg[:-1]))
+    asked = [it.ref.leg for it in e.plan(8)[1] if isinstance(it, m.NeedRoom)]
+    window = 2 * 8
+    assert asked == ["full0", "full1", "full2", "free0", "free1", "free2"]
+    for leg in asked[3:]:
+        e.handle(m.RoomGranted(ref(leg), 0, (2,)))
+        e.state.check()
+    assert e.state.granted_tokens >= window
+    _, out = step(e)
+    assert all(it.ref.leg.startswith("free") for it in out if isinstance(it, m.NeedRoom))
+    assert e.state.granted_tokens < window + 6
+    assert e.state.asking_tokens["full"] < window + 6
+    for leg in legs:
+        e.handle(m.Cancel(ref(leg)))
+    for leg in legs:
+        while ref(leg) in e.state.legs:
+            e.handle(m.PushDone(ref(leg)))
+    e.state.check()
+    assert not e.state.asking_tokens and e.state.granted_tokens == 0
