@@ -19,6 +19,11 @@ UNKNOWN_S = 1.0
 BOOKED = 0.8
 """So much of what departs is promised to those who were refused: the rest is for newcomers, who
 would wait behind all of them otherwise, also when the load is long over."""
+NEWCOMER_EVERY = 10
+"""So many departures after the last newcomer was let in, the next is though places are kept. With
+`BOOKED` that is less than all that departs, so that the queue falls to where newcomers find places
+anyway. Else one who comes when the load is over would be refused for as long as those who were
+refused before it still come."""
 LONGEST_RETRY_S = 600.0
 """Nobody is told to come later."""
 
@@ -31,7 +36,8 @@ class Admission:
 
     Refused clients are told different times, about a departure apart: were all told when the next
     place is free, they would come back together, and all but one in vain. Who comes when told to
-    finds a place: up to half of them are kept from newcomers for those who are due about now.
+    finds a place: up to half of them are kept from newcomers for those who are due about now, but for
+    one newcomer in so many departures.
     """
 
     def __init__(self, limit: int, longest_s: float, clock: Clock) -> None:
@@ -46,6 +52,8 @@ class Admission:
         self._promised_ns = 0
         """When the client that was told to come last is to come."""
         self._appointments = Appointments()
+        self._since_newcomer = 0
+        """Departures; below 0 after a large one that passed by, which counts for several."""
         self.waiting = 0
 
     def enter(self, legs: int, who: Hashable) -> None:
@@ -57,6 +65,9 @@ class Admission:
         turn = self._appointments.came(who, legs, now_s)
         expected = turn is not None and is_turn(turn, now_s)
         kept = 0 if expected else min(self._appointments.legs_about(now_s), self._limit // 2)
+        passes = kept > 0 and self._since_newcomer >= NEWCOMER_EVERY
+        if passes:
+            kept = 0
         excess = max(float(self.waiting + legs - (self._limit - kept)), 0.0)
         why = f"{legs} more would exceed the limit of {self._limit}"
         if kept:
@@ -70,10 +81,13 @@ class Admission:
             message = f"{self.waiting} choices wait for their first token, and {why}"
             raise Overloaded(message, retry_after_s=self._told_s(legs, who, excess, turn))
         self.waiting += legs
+        if not expected:
+            self._since_newcomer = NEWCOMER_EVERY * (1 - legs) if passes else 0
 
     def leave(self) -> None:
         assert self.waiting > 0
         self.waiting -= 1
+        self._since_newcomer += 1
         self._departures_ns.append(self._busy_ns())
         if self.waiting == 0:
             self._empty_since_ns = self._clock.now_ns()

@@ -235,3 +235,63 @@ def test_who_was_told_to_come_and_finds_no_room_is_not_put_at_the_end() -> None:
     admission.leave()
     assert "kept for those who were told" in str(refused(admission))
     admission.enter(1, "first")
+
+
+def newcomer_after_an_overload(seed: int) -> int:
+    """Room for 64, ten times what is served, refused clients that come back, also when it is over:
+    how many departures somebody new, who asks every 0.1 s from then on, waits to be let in."""
+    rng, clock = random.Random(seed), Clock()
+    admission = Admission(64, 60.0, clock)
+    served(admission, clock, 64, 1 / 40)
+    end_s = clock.seconds + 20
+    coming = [(clock.seconds + number / 400, number) for number in range(20 * 400)]
+    heapq.heappush(coming, (end_s, -1))
+    departs_s, departed = clock.seconds, 0
+    told: dict[int, tuple[float, float]] = {}
+    while True:
+        at_s, number = heapq.heappop(coming)
+        while departs_s <= at_s:
+            clock.seconds = departs_s
+            if admission.waiting:
+                admission.leave()
+                departed += departs_s > end_s
+            departs_s += rng.expovariate(40.0)
+        clock.seconds = at_s
+        try:
+            admission.enter(1, f"request {number}")
+        except Overloaded as error:
+            if number < 0:
+                heapq.heappush(coming, (at_s + 0.1, number - 1))
+                continue
+            wait_s = math.ceil(error.retry_after_s)
+            first_s, first_told_s = told.setdefault(number, (at_s, wait_s))
+            if at_s <= first_s + 2 * first_told_s:
+                heapq.heappush(coming, (at_s + wait_s, number))
+        else:
+            if number < 0:
+                return departed
+
+
+def test_who_comes_when_the_load_is_over_is_let_in_after_few_departures() -> None:
+    waits = [newcomer_after_an_overload(seed) for seed in range(16)]
+    assert max(waits) <= 20, waits
+
+
+def test_one_newcomer_in_ten_departures_is_let_in_where_places_are_kept() -> None:
+    clock = Clock()
+    admission = Admission(20, 60.0, clock)
+    served(admission, clock, 20, 0.1)
+    admission.enter(20, "")
+    for number in range(100):
+        refused(admission, who=number)
+    let_in = 0
+    for _ in range(40):
+        clock.seconds += 0.1
+        admission.leave()
+        try:
+            admission.enter(1, next(STRANGERS))
+        except Overloaded:
+            admission.waiting += 1  # one of those who are due, and come
+        else:
+            let_in += 1
+    assert 3 <= let_in <= 4
