@@ -36,8 +36,8 @@ class Admission:
 
     Refused clients are told different times, about a departure apart: were all told when the next
     place is free, they would come back together, and all but one in vain. Who comes when told to
-    finds a place: up to half of them are kept from newcomers for those who are due about now, but for
-    one newcomer in so many departures.
+    finds a place: up to half of them are kept from newcomers for those who are due about now, but
+    one newcomer in so many departures is let in all the same.
     """
 
     def __init__(self, limit: int, longest_s: float, clock: Clock) -> None:
