@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.types import FinishReason, LegRef, LegSpec, Logprobs, SamplingParams
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever an old peer would misread a new one; unequal peers refuse each other."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
