@@ -1,8 +1,9 @@
 """Who starts: room in the pool is given all or nothing, to the best ranked that fits.
 
 A newcomer that does not fit lets others pass, but not for ever; one whose prefix another leg is
-writing waits for that. Legs that lost their memory come before all newcomers. How many legs wait
-makes no difference to what is looked at.
+writing waits for that. Legs that lost their memory, and those whose peer was lost, come before all
+newcomers: so a retry finds again what its last attempt had reserved. How many legs wait makes no
+difference to what is looked at.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def fitting(state: EngineState, queue: LegQueue, before: Rank = LAST) -> Iterato
 
 def must_be_next(leg: Leg | None) -> bool:
     """Whether nobody may start before this leg, though it waits for room."""
-    return leg is not None and (leg.preemptions > 0 or leg.passed >= MAX_PASSED)
+    if leg is None:
+        return False
+    return leg.preemptions > 0 or leg.retried or leg.passed >= MAX_PASSED
 
 
 def admit(

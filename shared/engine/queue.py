@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvrelay.shared.engine.state import Leg
 
 Rank = tuple[int, int, int]
-"""(0 for a leg that lost its memory and 1 for a newcomer, the policy's rank, order of arrival)."""
+"""(0 after a loss of memory or of a worker, 1 for a newcomer; the policy's; order of arrival)."""
 
 LAST: Rank = (2, 0, 0)
 """After every leg."""

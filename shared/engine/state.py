@@ -118,6 +118,11 @@ class Leg:
         return len(self.known) - len(self.spec.prompt)
 
     @property
+    def retried(self) -> bool:
+        """It replaces an attempt that had a worker and lost it, or the other one."""
+        return self.ref.attempt > 0
+
+    @property
     def tells_prompt(self) -> bool:
         """Each position of its prompt is still to be computed, for its logprobs are wanted: no
         cache is read. They are told with the first token, and so not again by a continuation."""
@@ -197,6 +202,8 @@ class EngineState:
         self.arrivals += 1
         leg.arrival = self.arrivals
         leg.rank = (1, self.limits.policy(arrival), leg.arrival)
+        if leg.retried:  # it had its turn: what it held is given to it again before it is to others
+            leg.rank = (0, leg.spec.priority, leg.arrival)
         self.enqueue(leg)
 
     def enqueue(self, leg: Leg) -> None:

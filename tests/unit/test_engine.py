@@ -115,6 +115,33 @@ def test_a_hole_between_chunks_ends_the_attempt_without_a_token() -> None:
     assert e.state.pool.counts().free == 16
 
 
+def test_a_retry_has_the_room_of_the_attempt_that_lost_its_prefill_worker() -> None:
+    """Those who waited behind it still do, however much smaller they are."""
+    e = engine(blocks=4, max_model_len=16)
+    e.handle(m.Reserve("r", ref("a"), spec("a", 12), "P"))
+    for leg in ("b", "c"):
+        assert e.handle(m.Reserve("r", ref(leg), spec(leg, 8), "P")) == []
+    assert e.handle(m.RelayFailed(ref("a"), "P is gone")) == [m.Forget(ref("a"))]
+    assert e.handle(m.Reserve("r", ref("a", 1), spec("a", 12), "Q")) == [], "P may still write"
+    out = e.handle(m.Forgotten(ref("a")))
+    assert kinds(out) == ["Ended", "Expect", "Room"]
+    assert [it.ref for it in out if isinstance(it, m.Room)] == [ref("a", 1)]
+    e.handle(m.Cancel(ref("a", 1)))
+    out = e.handle(m.Forgotten(ref("a", 1)))
+    assert [it.ref for it in out if isinstance(it, m.Room)] == [ref("b")]
+    e.state.check()
+
+
+def test_a_retry_is_computed_before_those_who_come_for_the_first_time() -> None:
+    e = engine(blocks=64)
+    for leg in ("a", "b"):
+        e.handle(m.Serve("r", ref(leg), spec(leg, 8), handoff=False))
+    e.handle(m.Serve("r", ref("c", 1), spec("c", 8), handoff=False))
+    plan, _ = step(e, budget=8)
+    assert plan is not None and [row.key for row in plan.rows] == [e.state.running[0].key]
+    assert e.state.running[0].ref == ref("c", 1)
+
+
 def test_cancel_frees_in_every_phase() -> None:
     waiting = engine()
     waiting.handle(m.Serve("r", ref("a"), spec("a", 10), handoff=True))
