@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, field
 
 from kvrelay.services.router.choreography import LegMachine, Stage
+from kvrelay.services.router.flight import FlightRecorder
 from kvrelay.services.router.route import Route
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import (
@@ -18,6 +20,7 @@ from kvrelay.shared.errors import (
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
 from kvrelay.shared.telemetry.labels import Endpoint, Outcome, UsageKind
 from kvrelay.shared.telemetry.metrics import RouterMetrics
+from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
 from kvrelay.shared.types import ValidRequest
@@ -65,12 +68,15 @@ class Observer:
     ledger: Ledger
     clock: Clock
     in_flight: int = 0
+    flight: FlightRecorder = field(default_factory=FlightRecorder)
 
     def begin(self, request: ValidRequest) -> RequestWatch:
         self.in_flight += 1
         received_ns = request.received_ns or self.clock.now_ns()
         watch = RequestWatch(self, request, self.tracing.begin(request.trace_headers, received_ns))
         watch.timeline.stamp(Moment.RECEIVED, received_ns)
+        watch.received_s = time.time()
+        self.flight.begin(request.request_id, watch.record)
         return watch
 
 
@@ -92,6 +98,8 @@ class RequestWatch:
     """By leg: when its last route was chosen, until its first token came."""
     first_route: Route | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
+    received_s: float = 0.0
+    outcome: Outcome | None = None
 
     @property
     def traceparent(self) -> str:
@@ -159,6 +167,8 @@ class RequestWatch:
         outcome = Outcome.OK if self.answered else Outcome.CANCELLED
         if self.error is not None:
             outcome = outcome_of(self.error)
+        self.outcome = outcome
+        observer.flight.end(request.request_id)
         endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
         tokens = {
             UsageKind.PROMPT: request.prompt_tokens,
@@ -167,6 +177,41 @@ class RequestWatch:
         }
         observer.metrics.request_ended(endpoint, outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
+
+    def record(self) -> RequestRecord:
+        moments = dict(self.timeline)
+        begun = moments[Moment.RECEIVED]
+        stamps = [*moments.items()]
+        now = moments.get(Moment.FINISHED)
+        spans = [SpanRecord("request", "router", begun, now, None, {})]
+        names = {
+            Moment.ASSIGNED: "route",
+            Moment.FIRST_TOKEN: "first token",
+            Moment.PUBLISHED: "publish",
+            Moment.FINISHED: "stream",
+        }
+        last = begun
+        for moment, at in stamps[1:]:
+            spans.append(SpanRecord(names.get(moment, moment.value), "router", last, at, 0, {}))
+            last = at
+        return RequestRecord(
+            self.request.request_id,
+            self.trace.headers.get("traceparent", "")[3:35],
+            "chat" if self.request.chat else "completions",
+            self.request.model,
+            self.received_s,
+            begun,
+            self.outcome and self.outcome.value,
+            self.first_route.kind.value if self.first_route else "",
+            self.request.prompt_tokens,
+            self.cached_tokens,
+            self.tokens,
+            self.attempts,
+            self.timeline.ttft_s,
+            self.timeline.duration_s,
+            tuple(spans),
+            "split: predicted first token soonest there" if self.first_route else "",
+        )
 
     def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:
         sampling = self.request.legs[0].sampling
