@@ -19,6 +19,8 @@ from kvrelay.services.router.admin import legs_page
 from kvrelay.services.router.admission import Admission
 from kvrelay.services.router.api_keys import ApiKeys
 from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.router.dashboard.gather import Gathering
+from kvrelay.services.router.dashboard.routes import Shown, dashboard_routes
 from kvrelay.services.router.dispatch import Deadlines, Dispatcher
 from kvrelay.services.router.edge import (
     Administration,
@@ -155,6 +157,8 @@ async def serve(config: RouterConfig) -> int:
     presence = Presence(config.redis_url, keys, subject, clock)
 
     stopping = asyncio.Event()
+    at = (card.names[0], ports.clients.getsockname()[1])
+    gathering = Gathering(*at, dispatcher, membership, observer, admission)
     administration = Administration(
         metrics=lambda: render(metrics.registry)[0],
         queued=lambda: admission.waiting,
@@ -163,6 +167,7 @@ async def serve(config: RouterConfig) -> int:
         ),
         drain=stopping.set,
         token=token,
+        dashboard=dashboard_routes(Shown(gathering, observer.flight, clock.now_ns)),
     )
     settings = edge_settings(config, api_keys)
     source, refusals = CardSource(card, membership), RefusalCounter(metrics)

@@ -39,8 +39,8 @@ class RouterConfig(Settings):
     port: Annotated[Port, Named(env="HTTP_PORT")] = 8000
     """HTTP port of the OpenAI API; 0 takes a free one."""
     admin_port: Port | None = None
-    """HTTP port of /metrics, /health, /ready and /admin/* alone, without API keys; the other one
-    then has no /metrics and no /admin/*. Unset: all on one port."""
+    """HTTP port of /metrics, /dashboard, /health, /ready and /admin/* alone, without API keys; the
+    other one then has no /metrics, /dashboard and /admin/*. Unset: all on one port."""
     admin_host: Host = "127.0.0.1"
     """Address that the admin port binds to."""
     api_key: Secrets = ()

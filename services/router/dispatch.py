@@ -105,6 +105,10 @@ class Dispatcher:
         """All that are not over."""
         return [*self._legs.values()]
 
+    def draining_workers(self) -> frozenset[str]:
+        """Those that were told to go and get nothing new."""
+        return frozenset(self._drains.workers)
+
     def generate(self, request: ValidRequest) -> RunningRequest:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
         if self.draining:

@@ -17,6 +17,7 @@ from kvrelay.services.router.admin import (
 )
 from kvrelay.services.router.api_keys import ApiKeys
 from kvrelay.services.router.config import RouterConfig
+from kvrelay.services.router.dashboard.routes import OPEN_PATHS
 from kvrelay.services.router.gate import PROBES, GateRules
 from kvrelay.services.router.generation import Cluster
 from kvrelay.services.router.http import Server
@@ -76,9 +77,12 @@ class Administration:
     drain: Callable[[], None]
     token: str
     """Whoever knows it may ask for the last two."""
+    dashboard: Sequence[Route] = ()
+    """For who may ask for metrics."""
 
     def routes(self) -> list[Route]:
-        return [admin_route(self.token, self.legs), drain_route(self.token, self.drain)]
+        guarded = [admin_route(self.token, self.legs), drain_route(self.token, self.drain)]
+        return [*guarded, *self.dashboard]
 
 
 Served = Sequence[tuple[Server, socket.socket]]
@@ -93,7 +97,7 @@ def servers(
     card: Callable[[], ModelCard | None],
     observer: EdgeObserver,
 ) -> Served:
-    """With an admin port the clients' one has neither /metrics nor /admin/*."""
+    """With an admin port the clients' one has no /metrics, /admin/* and /dashboard."""
     metrics = administration.metrics
     pages = Pages(metrics if ports.admin is None else None, administration.queued)
     app = create_app(cluster, card, settings, observer, pages)
@@ -106,7 +110,7 @@ def servers(
 
 def edge_settings(config: RouterConfig, keys: ApiKeys) -> EdgeSettings:
     """What of the settings the routes keep to."""
-    own_guard = {LEGS_PATH, DRAIN_PATH} if config.admin_port is None else set()
+    own_guard = {LEGS_PATH, DRAIN_PATH, *OPEN_PATHS} if config.admin_port is None else set()
     gate = GateRules(
         keys,
         frozenset(config.allowed_origins),

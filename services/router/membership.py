@@ -50,6 +50,16 @@ class Member:
     """Late, and it did not answer when it was asked since."""
 
 
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """One of the registered workers, as a router knows it."""
+
+    record: WorkerRecord
+    load: LoadRecord
+    live: bool
+    late: bool
+
+
 class Membership:
     """`run` keeps the view; `live` reads it. All on one event loop."""
 
@@ -92,6 +102,14 @@ class Membership:
 
     def _speaks_our_ids(self, record: WorkerRecord) -> bool:
         return record.fingerprint.get("tokenizer") == self._tokenizer
+
+    def seen(self) -> list[SeenWorker]:
+        """All that are not known to be gone, and whether they can be given work."""
+        live = {worker.incarnation for worker in self.live()}
+        return [
+            SeenWorker(member.record, member.load, name in live, member.late)
+            for name, member in self._members.items()
+        ]
 
     def known(self) -> list[WorkerRecord]:
         return [member.record for member in self._members.values()]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from kvrelay.services.router.choreography import LegMachine, Stage
 from kvrelay.services.router.flight import FlightRecorder
+from kvrelay.services.router.lately import Lately
 from kvrelay.services.router.route import Route
 from kvrelay.shared.clock import Clock
 from kvrelay.shared.errors import (
@@ -69,6 +70,7 @@ class Observer:
     clock: Clock
     in_flight: int = 0
     flight: FlightRecorder = field(default_factory=FlightRecorder)
+    lately: Lately = field(default_factory=Lately)
 
     def begin(self, request: ValidRequest) -> RequestWatch:
         self.in_flight += 1
@@ -98,6 +100,9 @@ class RequestWatch:
     """By leg: when its last route was chosen, until its first token came."""
     first_route: Route | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
+    last_token_ns: int = 0
+    relays: dict[int, tuple[str, str, int]] = field(default_factory=dict)
+    """By leg, until its KV is there: from whom to whom, and of how many tokens."""
     received_s: float = 0.0
     outcome: Outcome | None = None
 
@@ -113,13 +118,28 @@ class RequestWatch:
         self.timeline.stamp(moment, self.observer.clock.now_ns())
 
     def token(self) -> None:
-        self._stamp(Moment.FIRST_TOKEN)
+        now_ns = self.observer.clock.now_ns()
+        self.timeline.stamp(Moment.FIRST_TOKEN, now_ns)
+        lately = self.observer.lately
+        if not self.tokens:
+            received_ns = self.timeline.at_ns(Moment.RECEIVED)
+            lately.first_token(now_ns, received_ns if received_ns is not None else now_ns)
+        else:
+            # The choices of one request come interleaved: only of a single one it is a gap.
+            single = len(self.request.legs) == 1
+            lately.token(now_ns, now_ns - self.last_token_ns if single else None)
+        self.last_token_ns = now_ns
         self.tokens += 1
 
     def routed(self, machine: LegMachine, route: Route) -> None:
         """Workers for the leg's next attempt were chosen."""
         self.observer.metrics.routed(route.kind)
         self.first_route = self.first_route or route
+        self.relays.pop(machine.number, None)
+        if (decode := route.decode) is not None:
+            known = len(machine.spec.prompt) + len(machine.tokens)
+            lacking = max(known - decode.held_tokens, 0)
+            self.relays[machine.number] = (route.first.name, decode.name, lacking)
         if machine.spec.choice == 0 and not machine.tokens:
             self.routes[machine.number] = (self.observer.clock.now_ns(), route)
 
@@ -143,6 +163,8 @@ class RequestWatch:
             self.observer.metrics.attempt_begun(machine.cause)
         elif stage is Stage.DECODING and machine.split:
             self._stamp(Moment.PUBLISHED)
+            if (relay := self.relays.pop(machine.number, None)) is not None:
+                self.observer.lately.handed(*relay)
         if stage in PHASES:
             self._journal(machine, PHASES[stage])
 
@@ -167,6 +189,7 @@ class RequestWatch:
         outcome = Outcome.OK if self.answered else Outcome.CANCELLED
         if self.error is not None:
             outcome = outcome_of(self.error)
+        observer.lately.ended(observer.clock.now_ns())
         self.outcome = outcome
         observer.flight.end(request.request_id)
         endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS

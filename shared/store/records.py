@@ -123,6 +123,8 @@ class LoadRecord:
     decode_tokens_per_s: float
     relay_tokens_per_s: float = 0.0
     """Of how many tokens the KV leaves for a peer in a second; measured like the others."""
+    cached_blocks: int = 0
+    """Of the free ones those that keep a known prefix until somebody needs them."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -136,6 +138,7 @@ class LoadRecord:
                 "prefill_tokens_per_s": self.prefill_tokens_per_s,
                 "decode_tokens_per_s": self.decode_tokens_per_s,
                 "relay_tokens_per_s": self.relay_tokens_per_s,
+                "cached_blocks": self.cached_blocks,
             }
         )
 
@@ -152,6 +155,7 @@ class LoadRecord:
             prefill_tokens_per_s=fields.rate("prefill_tokens_per_s"),
             decode_tokens_per_s=fields.rate("decode_tokens_per_s"),
             relay_tokens_per_s=fields.rate("relay_tokens_per_s"),
+            cached_blocks=fields.optional_count("cached_blocks"),
         )
 
 
@@ -295,6 +299,9 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_COUNT:
             raise self._error(name, f"an integer of {least} or more", value)
         return value
+
+    def optional_count(self, name: str) -> int:
+        return 0 if self._values.get(name) is None else self.count(name)
 
     def rate(self, name: str) -> float:
         value = self._values.get(name)

@@ -168,6 +168,7 @@ class Session:
             prefill_tokens_per_s=self.pace.prefill_tokens_per_s,
             decode_tokens_per_s=self.pace.decode_tokens_per_s,
             relay_tokens_per_s=self._sender.time.tokens_per_s,
+            cached_blocks=state.pool.counts().cached_idle,
         )
 
     def _deliver(self, out: list[Instruction]) -> None:
