@@ -15,6 +15,7 @@ from kvrelay.services.drain_config import DrainConfig
 from kvrelay.services.flags import with_flags
 from kvrelay.services.local import of_this_machine
 from kvrelay.services.sources import read
+from kvrelay.services.top_config import TopConfig
 from kvrelay.shared import config as settings
 
 operations = typer.Typer()
@@ -39,6 +40,27 @@ def drain(flags: dict[str, object]) -> None:
     from kvrelay.services.drain import run
 
     config = of_this_machine(settings.resolve(DrainConfig, read(flags)))
+    raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
+
+
+@operations.command("top")
+@with_flags(TopConfig)
+def top(flags: dict[str, object]) -> None:
+    """Show what a router serves, as its /dashboard does: workers, pools, requests, percentiles.
+
+    It is drawn anew each second until Ctrl-C; where there is no terminal, once.
+
+    Examples:
+
+      kvrelay top
+
+      kvrelay top --router http://10.0.0.9:8000 --once
+
+      kvrelay top --json | jq '.totals.first_token'
+    """
+    from kvrelay.services.top import run
+
+    config = settings.resolve(TopConfig, read(flags)).config
     raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
 
 

@@ -3,7 +3,7 @@
 import { showPairs, showTotals, showWorkers } from "./cluster.js";
 import { RequestList } from "./requests.js";
 import { put } from "./show.js";
-import { ask, every, forget, NeedsKey, remember } from "./source.js";
+import { ask, every, forget, hasKey, NeedsKey, remember } from "./source.js";
 import { Waterfall } from "./waterfall.js";
 
 const SHOWN = 100;
@@ -70,7 +70,8 @@ function example(page) {
   const url = new URL("/v1/completions", location.href);
   url.port = page.port;
   const body = JSON.stringify({ model: page.model, prompt: "The capital of France is", max_tokens: 32 });
-  put(at("example"), `curl ${url} \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`);
+  const key = hasKey() ? " -H 'Authorization: Bearer YOUR_KEY'" : "";
+  put(at("example"), `curl ${url}${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`);
 }
 
 function choose(id) {

@@ -30,6 +30,8 @@ export function remember(key) {
   sessionStorage.setItem(KEY, key);
 }
 
+export const hasKey = () => sessionStorage.getItem(KEY) !== null;
+
 export function forget() {
   sessionStorage.removeItem(KEY);
 }

@@ -1,6 +1,6 @@
 // One request's spans as bars on one axis, a lane for each part; and the same as a table.
 
-import { count, duration, element, put, NONE } from "./show.js";
+import { count, duration, element, put, rate, NONE } from "./show.js";
 import { kindOf, stateOf } from "./requests.js";
 
 const KINDS = [
@@ -118,12 +118,12 @@ export class Waterfall {
     const facts = [
       ["State", stateOf(request)],
       ["First token", duration(request.ttft_ms)],
-      ["Exposed transfer", duration(exposed)],
+      ["Exposed", duration(exposed)],
       ["Duration", duration(request.duration_ms)],
-      ["Prompt", `${count(request.prompt_tokens)} tokens`],
-      ["Cached", `${count(request.cached_tokens)} tokens`],
-      ["Output", `${count(request.output_tokens)} tokens`],
-      ["Speed", speed === null ? NONE : `${speed.toFixed(1)} tokens/s`],
+      ["Speed", speed === null ? NONE : `${rate(speed)} tok/s`],
+      ["Prompt", `${count(request.prompt_tokens)} tok`],
+      ["Cached", `${count(request.cached_tokens)} tok`],
+      ["Output", `${count(request.output_tokens)} tok`],
       ["Route", request.route ?? NONE],
       ["Attempts", count(request.attempts)],
       ["Trace", request.trace_id || NONE],
