@@ -12,10 +12,14 @@ const KINDS = [
   [/decode|generate|stream|detoken|writ/, "decode"],
 ];
 
-const kind = (span) => {
+// What is not known by its name is a piece of what it is in.
+const kind = (span, spans, deep = 0) => {
   if (span.parent === null) return "whole";
   if (span.attributes["kvrelay.exposed"] === true) return "exposed";
-  return KINDS.find(([pattern]) => pattern.test(span.name))?.[1] ?? "other";
+  const known = KINDS.find(([pattern]) => pattern.test(span.name))?.[1];
+  if (known) return known;
+  const within = deep < 6 && spans[span.parent];
+  return within && within.parent !== null ? kind(within, spans, deep + 1) : "other";
 };
 
 const depth = (spans, at) => {
@@ -29,7 +33,7 @@ export function lanes(spans) {
   const found = new Map();
   spans.forEach((span, at) => {
     if (!found.has(span.part)) found.set(span.part, []);
-    found.get(span.part).push({ ...span, kind: kind(span), deep: depth(spans, at) });
+    found.get(span.part).push({ ...span, kind: kind(span, spans), deep: depth(spans, at) });
   });
   for (const lane of found.values()) {
     const top = Math.min(...lane.map((span) => span.deep));
@@ -40,7 +44,7 @@ export function lanes(spans) {
 }
 
 export function exposedMs(request) {
-  const found = request.spans.filter((span) => kind(span) === "exposed");
+  const found = request.spans.filter((span) => kind(span, request.spans) === "exposed");
   if (!found.length) return null;
   return found.reduce((sum, span) => sum + (span.end_ms ?? span.start_ms) - span.start_ms, 0);
 }
@@ -181,7 +185,7 @@ export class Waterfall {
 
   bar(span, length) {
     const end = span.end_ms ?? this.request.duration_ms ?? length;
-    const row = element("div", `bar k-${span.kind}`);
+    const row = element("div", `bar k-${span.kind}${span.deep > 1 ? " piece" : ""}`);
     const name = element("span", "name", span.name);
     name.style.paddingLeft = `${span.deep * 12}px`;
     name.title = span.name;
