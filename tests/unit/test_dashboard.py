@@ -14,6 +14,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from kvrelay.services.router.api_keys import ApiKeys
+from kvrelay.services.router.config import RouterConfig
 from kvrelay.services.router.dashboard.cluster import (
     MOST_PAIRS,
     MOST_WORKERS,
@@ -29,12 +31,15 @@ from kvrelay.services.router.dashboard.routes import (
     Shown,
     dashboard_routes,
 )
+from kvrelay.services.router.edge import edge_settings
+from kvrelay.services.router.gate import Gate, Places
 from kvrelay.services.router.lately import Handed, Lately
 from kvrelay.services.router.membership import SeenWorker
 from kvrelay.shared.store.records import FINGERPRINT_FIELDS, LoadRecord, WorkerRecord
 from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord
 from kvrelay.shared.types import Incarnation, Role
 
+KEY = "open-sesame"
 MS, NOW_NS = 10**6, 10**13
 FINGERPRINT = dict.fromkeys(FINGERPRINT_FIELDS, "x") | {"layout": "30x3x64", "dtype": "bfloat16"}
 
@@ -177,6 +182,21 @@ async def test_its_files_are_served_and_known_by_their_tag(
     outside = re.findall(r"https?://(?!www\.w3\.org/2000/svg)[^\s'\"`]+", first.text)
     assert outside == []
     assert "innerHTML" not in first.text and "insertAdjacentHTML" not in first.text
+
+
+async def test_the_page_is_open_and_what_it_shows_wants_the_key(flown: Flown) -> None:
+    settings = edge_settings(RouterConfig(model="m"), ApiKeys((KEY,)))
+    settings.grammars.close()
+    inner = Starlette(routes=dashboard_routes(Shown(facts, flown, lambda: NOW_NS)))
+    app = Gate(inner, settings.gate, Places(10, lambda: NOW_NS), lambda: "id")
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as http:
+        assert {(await http.get(path)).status_code for path in OPEN_PATHS} == {200}
+        for path in ("cluster", "requests", "requests/r1"):
+            address = f"/dashboard/api/{path}"
+            assert (await http.get(address)).status_code == 401
+            known = await http.get(address, headers={"authorization": f"Bearer {KEY}"})
+            assert known.status_code == 200
 
 
 # ---- the cluster ---------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def cluster_page(facts: ClusterFacts) -> dict[str, object]:
     """Bounded however large the cluster is."""
     minute = facts.minute
     workers = sorted(facts.workers, key=lambda w: (_ORDER[w.record.role], w.record.name))
-    records = {worker.record.incarnation: worker.record for worker in workers}
+    records: dict[str, WorkerRecord] = {w.record.incarnation: w.record for w in workers}
     pairs = [
         _pair(records[prefill], records[decode], handed)
         for (prefill, decode), handed in facts.pairs.items()
