@@ -148,6 +148,11 @@ class LegRef:
     nonce: int
     """A fresh random 48-bit number for each attempt; the high bits of its transfer tags."""
 
+    @property
+    def key(self) -> str:
+        """As the rows of a step name it."""
+        return f"{self.leg}#{self.attempt}"
+
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
@@ -189,6 +194,8 @@ class AnswerForm:
     """Control tokens are text, too."""
     token_ids: bool = False
     continuous_usage: bool = False
+    timing: bool = False
+    """Where the time went is told with the answer."""
     message: MessageForm = MessageForm()
 
 

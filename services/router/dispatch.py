@@ -157,6 +157,7 @@ class Dispatcher:
         ref = event_ref(event)
         if event.WhichOneof("kind") == "ended":
             self._leaving.ended(worker, ref_from_wire(ref))
+            self._observer.heard(worker, event.ended)
         found = self._legs.get(ref.leg)
         if self._unwanted(found, ref, event):
             # Its cancel was lost, or came before what it was about: no other will follow.
@@ -217,6 +218,8 @@ class Dispatcher:
                 if link is not None and link.open:
                     link.send(action.command)
                     self._leaving.sent(action.worker, action.command)
+                    if action.command.WhichOneof("kind") in ("serve", "reserve"):
+                        running.watch.sent(leg.machine.ref, action.worker)
             elif isinstance(action, Enter):
                 self._enter(running, leg, action.stage)
             elif isinstance(action, Choose):

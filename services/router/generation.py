@@ -40,6 +40,10 @@ class Generation(Protocol):
         once it is closed."""
         ...
 
+    def timing_ms(self) -> dict[str, float]:
+        """Where the time went, for those who asked; final once it is closed."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     def stop_leg(self, leg: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from kvrelay.services.router.choreography import LegMachine, Stage
-from kvrelay.services.router.flight import FlightRecorder
+from kvrelay.services.router.flight import Flight, FlightRecorder
 from kvrelay.services.router.lately import Lately
 from kvrelay.services.router.route import Route
 from kvrelay.shared.clock import Clock
@@ -18,13 +18,15 @@ from kvrelay.shared.errors import (
     TokenConflict,
     Unavailable,
 )
+from kvrelay.shared.rpc.convert import ref_from_wire, timeline_from_wire
+from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
 from kvrelay.shared.telemetry.labels import Endpoint, Outcome, UsageKind
 from kvrelay.shared.telemetry.metrics import RouterMetrics
-from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord
+from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord, Value
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
-from kvrelay.shared.types import ValidRequest
+from kvrelay.shared.types import LegRef, ValidRequest
 
 PHASES = {
     Stage.QUEUED: Phase.QUEUED,
@@ -60,6 +62,29 @@ def route_attributes(route: Route) -> dict[str, str | int | float]:
     }
 
 
+OWN: tuple[tuple[str, Moment, Moment], ...] = (
+    ("gateway", Moment.RECEIVED, Moment.CHECKED),
+    ("choose workers", Moment.CHECKED, Moment.ASSIGNED),
+    ("first token", Moment.ASSIGNED, Moment.FIRST_TOKEN),
+    ("stream", Moment.FIRST_TOKEN, Moment.FINISHED),
+)
+"""A router's own spans: (name, from, to). They follow each other without a gap."""
+
+
+def own_spans(timeline: Timeline, route: Mapping[str, Value]) -> tuple[SpanRecord, ...]:
+    """The request as a whole, which has what was chosen for it, and its parts; the last one lasts
+    while the request does."""
+    begun_ns, ended_ns = timeline.at_ns(Moment.RECEIVED), timeline.at_ns(Moment.FINISHED)
+    spans = [SpanRecord("request", "router", begun_ns or 0, ended_ns, None, route)]
+    for name, start, end in OWN:
+        start_ns, end_ns = timeline.at_ns(start), timeline.at_ns(end)
+        if start_ns is not None:
+            spans.append(
+                SpanRecord(name, "router", start_ns, ended_ns if end_ns is None else end_ns, 0)
+            )
+    return tuple(spans)
+
+
 @dataclass(slots=True)
 class Observer:
     """Makes a `RequestWatch` for each accepted request and counts those in flight."""
@@ -77,9 +102,16 @@ class Observer:
         received_ns = request.received_ns or self.clock.now_ns()
         watch = RequestWatch(self, request, self.tracing.begin(request.trace_headers, received_ns))
         watch.timeline.stamp(Moment.RECEIVED, received_ns)
-        watch.received_s = time.time()
-        self.flight.begin(request.request_id, watch.record)
+        watch.timeline.stamp(Moment.CHECKED, self.clock.now_ns())
+        watch.received_s = self.clock.wall_ns() / 1e9
+        watch.flight = self.flight.begin(request.request_id, watch.record)
         return watch
+
+    def heard(self, worker: str, ended: pb.Ended) -> None:
+        """A worker ended an attempt, and tells what it did for it."""
+        told, now_ns = ended.timeline, self.clock.now_ns()
+        pieces = timeline_from_wire(told)
+        self.flight.heard(ref_from_wire(ended.ref), worker, pieces, told.now_ns, now_ns)
 
 
 @dataclass(slots=True)
@@ -105,6 +137,9 @@ class RequestWatch:
     """By leg, until its KV is there: from whom to whom, and of how many tokens."""
     received_s: float = 0.0
     outcome: Outcome | None = None
+    flight: Flight = field(init=False)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of the workers that were chosen, by incarnation."""
 
     @property
     def traceparent(self) -> str:
@@ -135,6 +170,9 @@ class RequestWatch:
         """Workers for the leg's next attempt were chosen."""
         self.observer.metrics.routed(route.kind)
         self.first_route = self.first_route or route
+        for site in (route.first, route.decode):
+            if site is not None:
+                self.names[site.name] = site.worker.record.name
         self.relays.pop(machine.number, None)
         if (decode := route.decode) is not None:
             known = len(machine.spec.prompt) + len(machine.tokens)
@@ -201,39 +239,30 @@ class RequestWatch:
         observer.metrics.request_ended(endpoint, outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
 
+    def sent(self, ref: LegRef, worker: str) -> None:
+        """An attempt was given to a worker."""
+        name = self.names.get(worker, worker)
+        self.flight.sent(ref, worker, name, self.observer.clock.now_ns())
+
     def record(self) -> RequestRecord:
-        moments = dict(self.timeline)
-        begun = moments[Moment.RECEIVED]
-        stamps = [*moments.items()]
-        now = moments.get(Moment.FINISHED)
-        spans = [SpanRecord("request", "router", begun, now, None, {})]
-        names = {
-            Moment.ASSIGNED: "route",
-            Moment.FIRST_TOKEN: "first token",
-            Moment.PUBLISHED: "publish",
-            Moment.FINISHED: "stream",
-        }
-        last = begun
-        for moment, at in stamps[1:]:
-            spans.append(SpanRecord(names.get(moment, moment.value), "router", last, at, 0, {}))
-            last = at
+        """How it stands, as far as the router itself knows."""
+        route = self.first_route
         return RequestRecord(
-            self.request.request_id,
-            self.trace.headers.get("traceparent", "")[3:35],
-            "chat" if self.request.chat else "completions",
-            self.request.model,
-            self.received_s,
-            begun,
-            self.outcome and self.outcome.value,
-            self.first_route.kind.value if self.first_route else "",
-            self.request.prompt_tokens,
-            self.cached_tokens,
-            self.tokens,
-            self.attempts,
-            self.timeline.ttft_s,
-            self.timeline.duration_s,
-            tuple(spans),
-            "split: predicted first token soonest there" if self.first_route else "",
+            id=self.request.request_id,
+            trace_id=self.traceparent[3:35],
+            endpoint="chat" if self.request.chat else "completions",
+            model=self.request.model,
+            received_s=self.received_s,
+            received_ns=self.timeline.at_ns(Moment.RECEIVED) or 0,
+            outcome=None if self.outcome is None else self.outcome.value,
+            route="" if route is None else route.kind.value,
+            prompt_tokens=self.request.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.tokens,
+            attempts=self.attempts,
+            ttft_s=self.timeline.ttft_s,
+            duration_s=self.timeline.duration_s,
+            spans=own_spans(self.timeline, {} if route is None else route_attributes(route)),
         )
 
     def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:

@@ -11,6 +11,7 @@ from kvrelay.services.router.choreography import LegMachine, Stage
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import RequestWatch
 from kvrelay.services.router.route import Route
+from kvrelay.services.router.why import timing_ms
 from kvrelay.shared.errors import DeadlineExceeded, KvrelayError
 from kvrelay.shared.types import ValidRequest
 
@@ -69,6 +70,9 @@ class RunningRequest:
     @property
     def cached_tokens(self) -> int:
         return self.watch.cached_tokens
+
+    def timing_ms(self) -> dict[str, float]:
+        return timing_ms(self.watch.flight.record())
 
     def stop_leg(self, leg: int) -> None:
         self._conductor.stop_leg(self, leg)

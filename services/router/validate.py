@@ -114,6 +114,8 @@ class Origin:
     received_ns: int = 0
     """Monotonic time at which the request's head had been read."""
     client_label: str = ""
+    timing: bool = False
+    """It asks for where the time went."""
     trace_headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -255,7 +257,7 @@ def _request(
         stream=bool(body.stream),
         include_usage=options is not None and bool(options.include_usage),
         chat=isinstance(body, ChatBody),
-        form=form,
+        form=replace(form, timing=origin.timing),
         client_label=origin.client_label,
         received_ns=origin.received_ns,
         trace_headers=origin.trace_headers,

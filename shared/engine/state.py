@@ -101,7 +101,7 @@ class Leg:
     """Of its rows in plans and results."""
 
     def __post_init__(self) -> None:
-        self.key = f"{self.ref.leg}#{self.ref.attempt}"
+        self.key = self.ref.key
 
     @property
     def total(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
+from kvrelay.shared.telemetry.spans import Piece
 from kvrelay.shared.types import FinishReason, LegRef, LegSpec, Logprobs, SamplingParams
 
 PROTOCOL = 5
@@ -104,6 +105,27 @@ def sampling_from_wire(wire: pb.Sampling) -> SamplingParams:
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         grammar=wire.grammar,
+    )
+
+
+def timeline_to_wire(pieces: Sequence[Piece], now_ns: int) -> pb.Timeline:
+    wire = [
+        pb.Piece(
+            name=piece.name,
+            start_ns=piece.start_ns,
+            end_ns=piece.end_ns,
+            parent=piece.parent,
+            tokens=piece.tokens,
+        )
+        for piece in pieces
+    ]
+    return pb.Timeline(now_ns=now_ns, pieces=wire)
+
+
+def timeline_from_wire(wire: pb.Timeline) -> tuple[Piece, ...]:
+    return tuple(
+        Piece(piece.name, piece.start_ns, piece.end_ns, piece.parent, piece.tokens)
+        for piece in wire.pieces
     )
 
 

@@ -1,8 +1,9 @@
 """One process' timeline of one leg: the single source of its spans, histograms and timing fields.
 
-    router   received -> assigned -> first_token -> published -> finished
-    prefill  received -> prefill_queued -> prefill_started -> prefill_ended -> published -> finished
-    decode   received -> published -> decode_started -> finished
+    router   received -> checked -> assigned -> first_token -> published -> finished
+    prefill  received -> prefill_queued -> asked -> room -> prefill_started -> prefill_ended
+             -> published -> finished
+    decode   received -> room -> published -> decode_started -> finished
 
 Every process stamps with its own monotonic clock; stamps of two processes are never subtracted.
 A new attempt is a new timeline on a worker; on the router the first stamp of each moment stays.
@@ -18,15 +19,21 @@ class Moment(StrEnum):
     """What is worth a stamp, in the order in which a request usually passes it."""
 
     RECEIVED = "received"
+    CHECKED = "checked"
+    """A router has read it and knows that it can be served."""
     ASSIGNED = "assigned"
     """A router has chosen the workers and sent the request to them."""
     PREFILL_QUEUED = "prefill_queued"
+    ASKED = "asked"
+    """A prefill worker asked decode for room."""
     PREFILL_STARTED = "prefill_started"
     """The first chunk is planned: room on the decode worker is reserved."""
     PREFILL_ENDED = "prefill_ended"
     """Token 0 is known."""
     FIRST_TOKEN = "first_token"
     """A router hands the first token to the client."""
+    ROOM = "room"
+    """A decode worker has room for all of the prompt's KV."""
     PUBLISHED = "published"
     """The last block is readable on the decode worker."""
     DECODE_STARTED = "decode_started"

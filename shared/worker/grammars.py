@@ -22,11 +22,6 @@ log = logging.getLogger(__name__)
 _Arrival: TypeAlias = m.Serve | m.Reserve
 
 
-def key_of(ref: LegRef) -> str:
-    """As the rows of its leg are called."""
-    return f"{ref.leg}#{ref.attempt}"
-
-
 class GrammarGate:
     """Of one session; on its event loop."""
 
@@ -60,7 +55,7 @@ class GrammarGate:
         self._waiting[ref] = arrival
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "grammar")
-        compiling = self._thread.submit(self._grammars.open, key_of(ref), grammar, seen)
+        compiling = self._thread.submit(self._grammars.open, ref.key, grammar, seen)
         compiling.add_done_callback(lambda done: self._call(self._compiled, ref, done.exception()))
 
     def cancel(self, ref: LegRef) -> bool:
@@ -78,7 +73,7 @@ class GrammarGate:
         """The leg is over: nobody asks for its grammar again."""
         if ref in self._open and ref not in self._waiting:
             self._open.discard(ref)
-            self._grammars.close(key_of(ref))
+            self._grammars.close(ref.key)
 
     def close(self) -> None:
         """Blocks until nothing is compiled any more; the engine has stopped before."""
@@ -95,7 +90,7 @@ class GrammarGate:
     def _compiled(self, ref: LegRef, error: BaseException | None) -> None:
         arrival = self._waiting.pop(ref, None)
         if arrival is None:
-            self._grammars.close(key_of(ref))  # it ended meanwhile
+            self._grammars.close(ref.key)  # it ended meanwhile
         elif error is None:
             self._post(arrival)
         else:

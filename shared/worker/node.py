@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable
 from functools import singledispatchmethod
-from typing import Final
 
 from kvrelay.shared.engine import messages as m
 from kvrelay.shared.engine.loop import EngineLoop
@@ -25,12 +24,12 @@ from kvrelay.shared.rpc.convert import (
     logprobs_to_wire,
     ref_from_wire,
     ref_to_wire,
+    timeline_to_wire,
 )
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.timeline import Moment
-from kvrelay.shared.transfer.protocol import Address
 from kvrelay.shared.transfer.wire import MAX_PROBE_BYTES
-from kvrelay.shared.types import EndReason, LegRef
+from kvrelay.shared.types import LegRef
 from kvrelay.shared.worker.audit import Auditor, RelayFacts, audit_reply
 from kvrelay.shared.worker.grammars import GrammarGate
 from kvrelay.shared.worker.journal import LegJournal
@@ -40,28 +39,18 @@ from kvrelay.shared.worker.peers import PeerInfo
 from kvrelay.shared.worker.quiet import QuietWatch
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import Sender
+from kvrelay.shared.worker.wiring import (
+    OF_ATTEMPT,
+    OfAttempt,
+    ended_to_wire,
+    gone,
+    met_to_wire,
+    peer_from_wire,
+)
 
 log = logging.getLogger(__name__)
 
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
-GONE: Final = "the attempt is not here any more"
-_END_TO_WIRE = {
-    EndReason.FINISHED: pb.END_FINISHED,
-    EndReason.CANCELLED: pb.END_CANCELLED,
-    EndReason.FAILED: pb.END_FAILED,
-}
-
-
-def _granted(command: pb.Command) -> m.RoomGranted:
-    room = command.room
-    return m.RoomGranted(ref_from_wire(room.ref), room.first_missing_token, tuple(room.run_blocks))
-
-
-_OF_ATTEMPT: Final[dict[str, Callable[[pb.Command], m.RoomGranted | m.Published | m.Cancel]]] = {
-    "room": _granted,
-    "published": lambda command: m.Published(ref_from_wire(command.published)),
-    "cancel": lambda command: m.Cancel(ref_from_wire(command.cancel)),
-}
 
 
 class Node:
@@ -155,26 +144,28 @@ class Node:
             self._serve(owner, command.serve)
         elif kind == "reserve":
             self._reserve(owner, command.reserve)
-        elif kind in _OF_ATTEMPT:
-            self._go_on(owner, _OF_ATTEMPT[kind](command))
+        elif kind in OF_ATTEMPT:
+            self._go_on(owner, OF_ATTEMPT[kind](command))
         elif kind == "meet":
             self._meet(owner, command.meet)
         elif kind == "gone":
             self._receiver.lose(command.gone)
             self._sender.lose(command.gone)
 
-    def _go_on(self, owner: str, event: m.RoomGranted | m.Published | m.Cancel) -> None:
+    def _go_on(self, owner: str, event: OfAttempt) -> None:
         """About an attempt that was begun here. One that is not here any more, or never was for its
         beginning was lost, is said to have ended: whoever asks would wait for its deadline."""
         ref = event.ref
         if ref not in self._here:
-            self._say(owner, _gone(event))
+            self._say(owner, gone(event))
         elif not isinstance(event, m.Cancel):
             self._engine.post(event)
         else:
             self._work[owner].discard(ref)
             if not self.gate.cancel(ref):
                 self._engine.post(event)
+        if isinstance(event, m.RoomGranted):
+            self._journal.stamp(ref, Moment.ROOM)
 
     def works_for(self, owner: str) -> bool:
         """Whether that stream's router waits for something from here."""
@@ -297,10 +288,12 @@ class Node:
 
     @_perform.register
     def _(self, it: m.NeedRoom) -> None:
+        self._journal.stamp(it.ref, Moment.ASKED)
         self._say(it.owner, pb.Event(need_room=ref_to_wire(it.ref)))
 
     @_perform.register
     def _(self, it: m.Room) -> None:
+        self._journal.stamp(it.ref, Moment.ROOM)
         room = pb.Room(
             ref=ref_to_wire(it.ref),
             first_missing_token=it.first_missing,
@@ -339,15 +332,10 @@ class Node:
         self._peers.pop(it.ref, None)
         self._here.discard(it.ref)
         self.gate.ended(it.ref)
-        self._journal.end(it.ref, it.reason, it.message)
+        pieces = self._journal.end(it.ref, it.reason, it.message)
         self._work.get(it.owner, set()).discard(it.ref)
-        ended = pb.Ended(
-            ref=ref_to_wire(it.ref),
-            reason=_END_TO_WIRE[it.reason],
-            message=it.message,
-            retryable=it.retryable,
-        )
-        self._say(it.owner, pb.Event(ended=ended))
+        timeline = timeline_to_wire(pieces, self._journal.now_ns())
+        self._say(it.owner, pb.Event(ended=ended_to_wire(it, timeline)))
 
     @_perform.register
     def _(self, it: m.Audited) -> None:
@@ -368,28 +356,3 @@ class Node:
     @_perform.register
     def _(self, it: m.Forget) -> None:
         self._receiver.forget(it.ref)
-
-
-def met_to_wire(decode: str, found: Meeting) -> pb.Met:
-    return pb.Met(
-        decode=decode,
-        problem=found.problem,
-        setup_ns=found.setup_ns,
-        round_trip_ns=found.round_trip_ns,
-        bytes_per_s=found.bytes_per_s,
-        carried_by=found.carried_by,
-    )
-
-
-def _gone(event: m.RoomGranted | m.Published | m.Cancel) -> pb.Event:
-    """Room for it is of no use: another attempt is needed. Else its end was wanted anyway."""
-    ended = pb.Ended(ref=ref_to_wire(event.ref), reason=pb.END_CANCELLED, message=GONE)
-    if isinstance(event, m.RoomGranted):
-        ended.reason, ended.retryable = pb.END_FAILED, True
-    elif isinstance(event, m.Published):
-        ended.reason = pb.END_FINISHED
-    return pb.Event(ended=ended)
-
-
-def peer_from_wire(wire: pb.Peer) -> PeerInfo:
-    return PeerInfo(wire.incarnation, Address(wire.scheme, wire.address))

@@ -83,6 +83,8 @@ class Sender:
         self._metrics = metrics
         self._lanes: dict[str, Lane] = {}
         self._tasks = TaskSet()
+        self.sent: Callable[[LegRef, int, int], None] = lambda ref, tokens, took_ns: None
+        """Hears of each chunk that has left."""
         self.time = MeanTime()
         """What the KV of a token takes to leave, over all peers."""
 
@@ -283,6 +285,7 @@ class Sender:
             await self.transport.send(peer, tag, view)
         elapsed_ns = max(time.monotonic_ns() - begun_ns, 1)
         self.time.observe(push.end - push.start, elapsed_ns)
+        self.sent(push.ref, push.end - push.start, elapsed_ns)
         self._metrics.chunk_relayed(
             Direction.SENT, len(push.blocks), header.body_bytes, elapsed_ns / 1e9
         )

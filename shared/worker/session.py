@@ -68,7 +68,7 @@ class Session:
         self._metrics = machinery.metrics
         self._transport = machinery.transport
         limits = machinery.limits
-        journal = LegJournal(machinery.tracing, machinery.clock)
+        journal = self._journal = LegJournal(machinery.tracing, machinery.clock)
         self.node = Node(self.incarnation, journal, lambda: self.well)
         self.node.remaining_ms = lambda: machinery.drain.remaining_ms
         self.well = True
@@ -92,6 +92,7 @@ class Session:
             self.loop.post,
             machinery.metrics,
         )
+        self._sender.sent = journal.relayed
         self._receiver = Receiver(
             machinery.transport,
             self.incarnation,
@@ -179,7 +180,12 @@ class Session:
     def _on_step(self, plan: Plan, elapsed_ns: int) -> None:
         """On the engine's thread, after each step."""
         self.publisher.look()  # a step of a long prompt has nothing to deliver
-        outputs = sum(1 for row in plan.rows if row.sample and row.index > 0)
+        outputs = 0
+        for row in plan.rows:
+            if row.sample and row.index > 0:
+                outputs += 1
+            else:
+                self._journal.computed(row.key, len(row.tokens), elapsed_ns)
         self.pace.observe_prompts(plan.tokens - outputs, elapsed_ns)
         self._metrics.step_ended(elapsed_ns / 1e9, plan.tokens - outputs, outputs)
         state = self.engine.state

@@ -13,7 +13,7 @@ from kvrelay.shared.engine import messages as m
 from kvrelay.shared.errors import BadGrammar
 from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.types import EndReason, LegRef, LegSpec, SamplingParams
-from kvrelay.shared.worker.grammars import GrammarGate, key_of
+from kvrelay.shared.worker.grammars import GrammarGate
 
 
 class SlowStore(GrammarStore):
@@ -77,7 +77,7 @@ async def test_who_has_no_grammar_does_not_wait(rig: Rig) -> None:
     rig.gate.admit(free)
     assert rig.posted == [free] and len(rig.gate) == 1
     await rig.settled()
-    assert rig.posted == [free, held] and rig.store.here == {key_of(held.ref)}
+    assert rig.posted == [free, held] and rig.store.here == {held.ref.key}
     rig.gate.ended(held.ref)
     rig.gate.ended(free.ref)
     assert not rig.store.here

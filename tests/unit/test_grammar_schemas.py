@@ -35,7 +35,6 @@ from kvrelay.shared.types import (
     LegSpec,
     SamplingParams,
 )
-from kvrelay.shared.worker.grammars import key_of
 
 LONGEST = 2000
 
@@ -87,7 +86,7 @@ def answers(
     for number, sampling in enumerate(asked):
         ref = LegRef(f"r/{number}", 0, number)
         if sampling.grammar:
-            grammars.open(key_of(ref), sampling.grammar, ())
+            grammars.open(ref.key, sampling.grammar, ())
         spec = LegSpec(ref.leg, (5, 6), sampling, eos_token_ids=tokenizer.special.eos_token_ids)
         out += engine.handle(m.Serve("owner", ref, spec, handoff=False))
     while True:

@@ -24,10 +24,11 @@ from kvrelay.shared.telemetry.tracing import Tracing
 from kvrelay.shared.transfer.loopback import LoopbackHub, LoopbackTransport
 from kvrelay.shared.types import Incarnation, LegSpec, SamplingParams
 from kvrelay.shared.worker.journal import LegJournal
-from kvrelay.shared.worker.node import GONE, Node
+from kvrelay.shared.worker.node import Node
 from kvrelay.shared.worker.outbox import Outbox
 from kvrelay.shared.worker.receiver import Receiver
 from kvrelay.shared.worker.sender import Sender
+from kvrelay.shared.worker.wiring import GONE
 
 INCARNATION = Incarnation("e" * 32)
 REF = pb.Ref(leg="a", attempt=0, nonce=1)

@@ -5,9 +5,9 @@ What a field means only for some requests is optional here and left out of the o
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Shape(BaseModel):
@@ -119,6 +119,11 @@ class TextChoice(Choice):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+Timing = Annotated[
+    dict[str, float], Field(description="Milliseconds by name; with the header X-Kvrelay-Timing: 1")
+]
+
+
 class Answer(Shape):
     id: str
     created: int
@@ -129,6 +134,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: UsageShape
+    kvrelay_timing: Timing | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -139,6 +145,7 @@ class ChatCompletionChunk(Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChunkChoice]
     usage: UsageShape | None = None
+    kvrelay_timing: Timing | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -147,6 +154,7 @@ class Completion(Answer):
     object: Literal["text_completion"]
     choices: list[TextChoice]
     usage: UsageShape
+    kvrelay_timing: Timing | None = None
 
 
 class CompletionChunk(Answer):
@@ -155,6 +163,7 @@ class CompletionChunk(Answer):
     object: Literal["text_completion"]
     choices: list[TextChoice]
     usage: UsageShape | None = None
+    kvrelay_timing: Timing | None = None
 
 
 class Model(Shape):

@@ -9,7 +9,7 @@ from typing import Any
 from kvrelay.services.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from kvrelay.services.router.openai.message import Fields, message_of, parser_of
 from kvrelay.services.router.openai.sse import Envelope
-from kvrelay.services.router.openai.wording import Choice, Delta, Told, Usage
+from kvrelay.services.router.openai.wording import Choice, Delta, Timing, Told, Usage
 from kvrelay.services.router.validate import ModelCard
 from kvrelay.shared.types import Logprobs, ValidRequest
 
@@ -92,10 +92,11 @@ class ChatWording:
             fields["prompt_token_ids"] = prompt
         return fields
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._envelope.usage(json.dumps(usage.as_json()))
+    def last(self, usage: Usage | None, timing: Timing) -> bytes:
+        told = "" if usage is None else json.dumps(usage.as_json())
+        return self._envelope.last(told, json.dumps(timing) if timing else "")
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage, timing: Timing) -> bytes:
         return json.dumps(
             {
                 "id": self._id,
@@ -106,6 +107,7 @@ class ChatWording:
                     self._choice(index, leg, answer) for index, (leg, answer) in enumerate(choices)
                 ],
                 "usage": usage.as_json(),
+                **({"kvrelay_timing": timing} if timing else {}),
                 **self._prompt(choices[0].answer.prompt_logprobs or ()),
             }
         ).encode("ascii")

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvrelay.services.router.openai.logprobs import completion_logprobs, prompt_logprobs
 from kvrelay.services.router.openai.sse import Envelope
-from kvrelay.services.router.openai.wording import Choice, Delta, Usage
+from kvrelay.services.router.openai.wording import Choice, Delta, Timing, Usage
 from kvrelay.services.router.validate import ModelCard
 from kvrelay.shared.types import ValidRequest
 
@@ -52,10 +52,11 @@ class CompletionWording:
             choice["prompt_logprobs"] = prompt_logprobs(prompt, first, top, self._tokenizer)
         return choice
 
-    def usage(self, usage: Usage) -> bytes:
-        return self._envelope.usage(json.dumps(usage.as_json()))
+    def last(self, usage: Usage | None, timing: Timing) -> bytes:
+        told = "" if usage is None else json.dumps(usage.as_json())
+        return self._envelope.last(told, json.dumps(timing) if timing else "")
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[Choice], usage: Usage, timing: Timing) -> bytes:
         return json.dumps(
             {
                 "id": self._id,
@@ -66,5 +67,6 @@ class CompletionWording:
                     self._choice(index, leg, answer) for index, (leg, answer) in enumerate(choices)
                 ],
                 "usage": usage.as_json(),
+                **({"kvrelay_timing": timing} if timing else {}),
             }
         ).encode("ascii")

@@ -31,7 +31,7 @@ from kvrelay.services.router.openai.observer import EdgeObserver, Outcome
 from kvrelay.services.router.openai.parse import parse_body
 from kvrelay.services.router.openai.schema import ChatBody, CompletionBody
 from kvrelay.services.router.openai.transcript import Transcript
-from kvrelay.services.router.openai.wording import Delta, Wording
+from kvrelay.services.router.openai.wording import Delta, Timing, Wording
 from kvrelay.services.router.sandbox import TakesLong
 from kvrelay.services.router.structured_pool import Grammars, with_grammar
 from kvrelay.services.router.validate import ModelCard, Origin, valid_chat, valid_completion
@@ -41,6 +41,8 @@ from kvrelay.shared.types import ValidRequest
 T = TypeVar("T")
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _TRACE_CHARACTERS = 512
+TIMING = b"x-kvrelay-timing"
+"""With 1, the answer tells where its time went."""
 INLINE_TOLD = 1024
 """Logprobs of more tokens than these are not worded on the event loop."""
 CHARACTERS_OF_ONE = 16
@@ -121,6 +123,7 @@ class Edge:
             seed=self.draws.seed(),
             received_ns=self.draws.now_ns(),
             client_label=label_of(scope),
+            timing=header(scope, TIMING) == "1",
             trace_headers={k: v for k, v in traces.items() if 0 < len(v) <= _TRACE_CHARACTERS},
         )
 
@@ -216,15 +219,16 @@ class GenerateEndpoint:
         finally:
             await generation.aclose()
             transcript.cached_tokens = generation.cached_tokens
+        timing = generation.timing_ms() if request.form.timing else {}
         if not request.stream:
             choices = transcript.choices()
             told = sum(_told(choice.answer) for choice in choices)
-            body = await _worded(partial(wording.whole, choices, transcript.usage), told)
+            body = await _worded(partial(wording.whole, choices, transcript.usage, timing), told)
             self._edge.observer.first_byte(request)
-            await reply.whole(200, body)
+            await reply.whole(200, body, server_timing(timing))
             return
-        usage = wording.usage(transcript.usage) if request.include_usage else b""
-        await reply.write(usage + sse.DONE, last=True)
+        last = wording.last(transcript.usage if request.include_usage else None, timing)
+        await reply.write(last + sse.DONE, last=True)
 
     async def _stream(
         self,
@@ -251,6 +255,12 @@ class GenerateEndpoint:
             if transcript.complete:
                 return
         raise WorkerFailed("the cluster's events ended before every leg did")
+
+
+def server_timing(timing: Timing) -> tuple[tuple[str, str], ...]:
+    """As browsers and their tools show it."""
+    told = ", ".join(f"{name.removesuffix('_ms')};dur={ms:.3f}" for name, ms in timing.items())
+    return (("server-timing", told),) if told else ()
 
 
 async def _collect(generation: Generation, transcript: Transcript) -> None:

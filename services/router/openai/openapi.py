@@ -171,6 +171,15 @@ def _operation(path: str, operation: Operation, with_keys: bool) -> Schema:
         told["parameters"] = [
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
+    if operation.events is not None:
+        told["parameters"] = [
+            {
+                "name": "X-Kvrelay-Timing",
+                "in": "header",
+                "description": "1: the answer tells where its time went",
+                "schema": {"type": "string"},
+            }
+        ]
     if guarded:
         told["security"] = [{"key": []}]
     return told

@@ -38,6 +38,10 @@ class Envelope:
         more = ", " + extra if extra else ""
         return (self._head + choice + tail + more + "}\n\n").encode("ascii")
 
-    def usage(self, usage: str) -> bytes:
-        """The last chunk before `DONE`: no choices, `usage` as JSON."""
-        return (self._head + '], "usage": ' + usage + "}\n\n").encode("ascii")
+    def last(self, usage: str, timing: str) -> bytes:
+        """The last chunk before `DONE`: no choices, and those of the two, as JSON, that are given;
+        without any it is none."""
+        fields = (f', "usage": {usage}' if usage else "") + (
+            f', "kvrelay_timing": {timing}' if timing else ""
+        )
+        return (self._head + "]" + fields + "}\n\n").encode("ascii") if fields else b""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from kvrelay.shared.types import FinishReason, Logprobs
+
+Timing: TypeAlias = dict[str, float]
+"""Milliseconds by name; empty where they are not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,12 @@ class Choice(NamedTuple):
 
 
 class Wording(Protocol):
-    """Bytes for the wire. Streams: all deltas of all legs, each leg's in order; then `usage`."""
+    """Bytes for the wire. Streams: all deltas of all legs, each leg's in order; then `last`."""
 
     def chunk(self, leg: int, delta: Delta, so_far: Usage | None = None) -> bytes:
         """`so_far` if every chunk is to tell it. May be empty: nothing to tell yet."""
         ...
 
-    def usage(self, usage: Usage) -> bytes: ...
+    def last(self, usage: Usage | None, timing: Timing) -> bytes: ...
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
+    def whole(self, choices: Sequence[Choice], usage: Usage, timing: Timing) -> bytes: ...

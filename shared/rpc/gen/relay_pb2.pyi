@@ -244,16 +244,40 @@ class Published(_message.Message):
     def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., relayed_tokens: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
-    __slots__ = ("ref", "reason", "message", "retryable")
+    __slots__ = ("ref", "reason", "message", "retryable", "timeline")
     REF_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
     ref: Ref
     reason: End
     message: str
     retryable: bool
-    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., reason: _Optional[_Union[End, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
+    timeline: Timeline
+    def __init__(self, ref: _Optional[_Union[Ref, _Mapping]] = ..., reason: _Optional[_Union[End, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ..., timeline: _Optional[_Union[Timeline, _Mapping]] = ...) -> None: ...
+
+class Timeline(_message.Message):
+    __slots__ = ("now_ns", "pieces")
+    NOW_NS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    now_ns: int
+    pieces: _containers.RepeatedCompositeFieldContainer[Piece]
+    def __init__(self, now_ns: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("name", "start_ns", "end_ns", "parent", "tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
+    END_NS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    start_ns: int
+    end_ns: int
+    parent: int
+    tokens: int
+    def __init__(self, name: _Optional[str] = ..., start_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., parent: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ("remaining_ms",)

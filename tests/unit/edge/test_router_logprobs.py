@@ -303,9 +303,9 @@ async def test_a_long_text_is_read_off_the_event_loop(
     on = []
     whole_of = ChatWording.whole
 
-    def whole_here(self: ChatWording, choices: Any, usage: Any) -> bytes:
+    def whole_here(self: ChatWording, choices: Any, usage: Any, timing: Any) -> bytes:
         on.append(threading.current_thread() is threading.main_thread())
-        return whole_of(self, choices, usage)
+        return whole_of(self, choices, usage, timing)
 
     monkeypatch.setattr(ChatWording, "whole", whole_here)
     for text in ("ab", "ab" * 10_000):
