@@ -16,6 +16,7 @@ from kvrelay.services.flags import with_flags
 from kvrelay.services.local import of_this_machine
 from kvrelay.services.sources import read
 from kvrelay.services.top_config import TopConfig
+from kvrelay.services.trace_config import TraceConfig
 from kvrelay.shared import config as settings
 
 operations = typer.Typer()
@@ -61,6 +62,25 @@ def top(flags: dict[str, object]) -> None:
     from kvrelay.services.top import run
 
     config = settings.resolve(TopConfig, read(flags)).config
+    raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
+
+
+@operations.command("trace")
+@with_flags(TraceConfig, arguments={"request": "The request's id, or that of its answer."})
+def trace(flags: dict[str, object]) -> None:
+    """Show where one request's time went, on all processes, and why its first token was not sooner.
+
+    A router keeps the last thousand that ended, and those in flight.
+
+    Examples:
+
+      kvrelay trace chatcmpl-f2ca1bb6c7e907d06dafe4687e579fce
+
+      kvrelay trace f2ca1bb6c7e907d06dafe4687e579fce --router http://10.0.0.9:8000 --json
+    """
+    from kvrelay.services.trace import run
+
+    config = settings.resolve(TraceConfig, read(flags)).config
     raise typer.Exit(run(config, Console(width=None if sys.stdout.isatty() else 200)))
 
 

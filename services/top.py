@@ -48,17 +48,27 @@ def _watch(config: TopConfig, console: Console, page: dict[str, Any]) -> None:
 
 
 def ask(config: TopConfig) -> dict[str, Any]:
-    """Raises `Unavailable` when nobody answers, `KvrelayError` when that is no router or wants
-    a key."""
-    router = config.router.rstrip("/")
-    headers = {"authorization": f"Bearer {config.api_key[0]}"} if config.api_key else {}
-    address = f"{router}/dashboard/api/cluster?requests={config.requests}"
+    """Raises as `asked` does."""
+    key = config.api_key[0] if config.api_key else ""
+    page = asked(config.router, key, f"/dashboard/api/cluster?requests={config.requests}")
+    if not {"totals", "workers", "pairs", "requests"} <= page.keys():
+        raise KvrelayError(f"router: {config.router} does not answer as a router does")
+    return page
+
+
+def asked(router: str, key: str, path: str, missing: str = "") -> dict[str, Any]:
+    """A router's answer to a question of its dashboard. Raises `Unavailable` when nobody answers,
+    `KvrelayError` when that is no router, wants a key, or knows of no such thing (`missing`)."""
+    router = router.rstrip("/")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        question = urllib.request.Request(address, headers=headers)
+        question = urllib.request.Request(f"{router}{path}", headers=headers)
         with opener.open(question, timeout=ASK_S) as answer:
             page = json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
+        if error.code == 404 and missing and b"no request of that name" in error.read(MOST_BYTES):
+            raise KvrelayError(missing) from error
         raise _refused(router, error.code) from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -66,7 +76,7 @@ def ask(config: TopConfig) -> dict[str, Any]:
         raise Unavailable(f"no router answers at {router}: {why}") from error
     except ValueError as error:
         raise KvrelayError(f"router: {router} does not answer as a router does") from error
-    if not isinstance(page, dict) or not {"totals", "workers", "pairs", "requests"} <= page.keys():
+    if not isinstance(page, dict):
         raise KvrelayError(f"router: {router} does not answer as a router does")
     return page
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,6 +54,12 @@ def check_nested(record: dict[str, Any]) -> None:
         assert outer["start_ms"] <= span["start_ms"]
         # A worker may say that it ended a little after the answer did.
         assert span["end_ms"] <= outer["end_ms"] or outer is root
+
+
+def traced(stack: Stack, id: str, *flags: str) -> tuple[int, str]:
+    program = [sys.executable, "-m", "kvrelay.services.cli", "trace", id, "--router", stack.admin]
+    done = subprocess.run([*program, *flags], capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
 
 
 def by_part(record: dict[str, Any]) -> dict[str, list[str]]:
@@ -116,6 +124,13 @@ def test_a_split_request_has_the_spans_of_all_three(split: Stack) -> None:
     ]
     assert sum(tokens) == len(prompt)
     assert "Of that: gateway" in record["why"] and "predicted for the route" in record["why"]
+    status, text = traced(split, id)
+    assert status == 0 and all(part in text for part in parts) and "compute chunk" in text
+    assert "and 7 like it" not in text and record["why"][:40] in text
+    status, text = traced(split, id, "--json")
+    assert status == 0 and json.loads(text)["id"] == record["id"]
+    status, text = traced(split, "unknown")
+    assert status == 1 and text.count("\n") == 1 and "unknown is not in flight" in text
 
 
 @pytest.mark.leaks_allowed
