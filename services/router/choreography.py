@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from kvrelay.services.router.generation import TokenEvent
-from kvrelay.services.router.told import tells_all, token_event
+from kvrelay.services.router.told import failure_of, tells_all, token_event
 from kvrelay.shared.errors import (
     DeadlineExceeded,
     KvrelayError,
@@ -349,7 +349,7 @@ class LegMachine:
         if ended.retryable or ended.reason == pb.END_CANCELLED:
             self._again(ended.message or "a worker dropped the request", self._end_cause(worker))
         else:
-            self._finish(WorkerFailed(ended.message))
+            self._finish(failure_of(ended.message))
 
     def _lost_half(self, worker: str) -> AttemptCause:
         if self._decode is None:  # one worker for both: what it was at

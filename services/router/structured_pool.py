@@ -1,9 +1,9 @@
 """Grammars, checked off the event loop and kept.
 
 The library is quick and bounds itself, but it is asked things that nobody foresaw. So it runs in
-processes of its own, few, of low priority and bounded in memory and time: one that does not answer
-in time, or dies, is replaced, and its request is refused. Whoever asks for no grammar, or for one
-that was asked for before, does not notice.
+processes of its own (`structured_child`), few, of low priority and bounded in memory and time. One
+that does not answer, or dies, says nothing of a grammar: it is replaced, and the request may come
+again. Whoever asks for no grammar, or for one that was asked for before, does not notice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +27,6 @@ from kvrelay.shared.grammar.vocabulary import Vocabulary
 from kvrelay.shared.types import Constraint, ValidRequest
 
 _COMMAND = (sys.executable, "-m", "kvrelay.services.router.structured_child")
-_CPU_CLOCK = 2
-"""Linux makes the id of a process's clock of its complement and this."""
 _Key: TypeAlias = tuple[str, str, str]
 
 
@@ -37,10 +34,7 @@ _Key: TypeAlias = tuple[str, str, str]
 class PoolLimits:
     processes: int = 2
     check_s: float = 1.2
-    """What is not compiled by then is refused: most take a millisecond, the largest some dozens."""
-    check_cpu_s: float = 0.1
-    """Of that time, as much the process must have computed: one that did not get to it says nothing
-    of the grammar, whose request may come again."""
+    """Longest wait for an answer, which takes a fraction of it unless the machine is too busy."""
     queue_s: float = 5.0
     """Longest wait for a process; then it is a 429."""
     start_s: float = 20.0
@@ -115,23 +109,31 @@ class Grammars:
             message = f"No grammar could be checked for {self._limits.queue_s:g} s"
             raise Overloaded(message, retry_after_s=self._limits.queue_s) from None
         try:
-            child = self._idle.pop() if self._idle else await self._start(card)
+            child = self._living() or await self._start(card)
             question = json.dumps(key).encode()
-            begun_s = child.cpu_s()
             try:
                 reply = await self._within(self._limits.check_s, child, child.ask, question)
             except TimeoutError:
-                if child.cpu_s() - begun_s < self._limits.check_cpu_s:
-                    message = "The machine is too busy to check a grammar"
-                    raise Overloaded(message, retry_after_s=self._limits.check_s) from None
-                limit = f"it was not compiled within {self._limits.check_s:g} s"
-                return Answer("", f"too complex: {limit}")
-            except (EOFError, OSError):
-                return Answer("", "too complex: compiling it took too much memory")
+                message = "The machine is too busy to check a grammar"
+                raise Overloaded(message, retry_after_s=self._limits.check_s) from None
+            except (EOFError, OSError) as error:
+                raise Unavailable("The process that checked the grammar died") from error
             self._idle.append(child)
+            if not reply:
+                raise Unavailable("What checked the grammar was killed")
             return Answer(reply.get("grammar", ""), reply.get("problem", ""))
         finally:
             self._turns.release()
+
+    def _living(self) -> _Child | None:
+        """One that waits for a grammar and has not died of it."""
+        while self._idle:
+            child = self._idle.pop()
+            if child.lives:
+                return child
+            self._children.discard(child)
+            child.kill()
+        return None
 
     async def _start(self, card: ModelCard) -> _Child:
         def begin() -> dict[str, str]:
@@ -187,7 +189,6 @@ class _Child:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(_COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        self._cpu_s = 0.0
 
     def ask(self, message: bytes) -> dict[str, str]:
         """Raises `EOFError` or `OSError` when it is gone."""
@@ -199,16 +200,11 @@ class _Child:
         reply: dict[str, str] = json.loads(_exactly(replies, size))
         return reply
 
-    def cpu_s(self) -> float:
-        """How long it has computed, as of its end if that has come."""
-        if sys.platform != "linux":  # elsewhere no clock tells of another process
-            return time.monotonic()
-        with suppress(OSError):  # it is gone
-            self._cpu_s = time.clock_gettime(~self._process.pid << 3 | _CPU_CLOCK)
-        return self._cpu_s
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
-        self.cpu_s()
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:

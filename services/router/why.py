@@ -41,8 +41,11 @@ def why(record: RequestRecord) -> str:
             text.append(f"{computed} of {record.prompt_tokens} prompt tokens had to be computed.")
         if most_ms >= ttft_ms / 3:
             text.append(ADVICE[name])
-    predicted = record.spans[0].attributes.get("kvrelay.route.predicted_ttft_s")
-    if isinstance(predicted, int | float) and predicted > 0:
+    chosen = record.spans[0].attributes
+    predicted = chosen.get("kvrelay.route.predicted_ttft_s")
+    if chosen.get("kvrelay.route.measured") is False:
+        text.append(f"No rates were measured yet when its route was chosen, {record.route}.")
+    elif isinstance(predicted, int | float) and predicted > 0:
         late = "" if record.ttft_s <= LATE * predicted else ", so it was later than expected"
         text.append(f"{_ms(predicted * 1e3)} were predicted for the route, {record.route}{late}.")
     if record.attempts > 1:

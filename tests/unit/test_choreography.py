@@ -20,7 +20,8 @@ from kvrelay.services.router.choreography import (
 )
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import outcome_of
-from kvrelay.shared.errors import DeadlineExceeded, TokenConflict, WorkerFailed
+from kvrelay.services.router.told import failure_of
+from kvrelay.shared.errors import DeadlineExceeded, RequestError, TokenConflict, WorkerFailed
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.telemetry.labels import AttemptCause, Outcome
 from kvrelay.shared.types import FinishReason, LegSpec, Logprobs, SamplingParams
@@ -212,6 +213,13 @@ def test_a_stalled_handoff_is_retried_and_other_deadlines_are_final() -> None:
     queued.assign(P, D)
     finish = queued.expired(Stage.QUEUED, 60.0)[-1]
     assert isinstance(finish, Finish) and isinstance(finish.error, DeadlineExceeded)
+
+
+def test_a_leg_that_was_asked_for_in_vain_is_the_client_s_to_change() -> None:
+    refused = failure_of("grammar: the answer cannot go on: its next token takes too long")
+    assert isinstance(refused, RequestError) and refused.status == 400
+    for message in ("the model step failed: ValueError", "relay: lost", "grammar"):
+        assert isinstance(failure_of(message), WorkerFailed)
 
 
 def test_a_worker_that_drains_is_left_and_that_is_no_failure() -> None:

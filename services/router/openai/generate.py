@@ -191,7 +191,10 @@ class GenerateEndpoint:
             lenient = self._edge.settings.lenient_fields
             parse = partial(self._route.parse, body, origin=origin, lenient=lenient)
             request = await self._edge.work(parse, card, len(body))
-        return await with_grammar(request, self._edge.settings.grammars, card), card
+        checked = with_grammar(request, self._edge.settings.grammars, card)
+        if request.constraint is None:
+            return await checked, card
+        return await while_connected(receive, checked), card
 
     async def _answer(self, request: ValidRequest, card: ModelCard, reply: Reply) -> None:
         transcript = Transcript(request, card.tokenizer)

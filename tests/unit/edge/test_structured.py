@@ -13,9 +13,10 @@ import httpx
 import pytest
 from tests.unit.edge.conftest import ScriptedCluster
 
+from kvrelay.services.router.structured_child import COMPUTE_S
 from kvrelay.services.router.structured_pool import Grammars, PoolLimits
 from kvrelay.services.router.validate import ModelCard
-from kvrelay.shared.errors import Overloaded, RequestError
+from kvrelay.shared.errors import Overloaded, Unavailable
 from kvrelay.shared.types import Constraint, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"const": "é"}}}
@@ -169,12 +170,46 @@ async def test_asked_at_once_it_is_checked_once(grammars: Grammars, card: ModelC
     assert set(found) == {found[0]} and "a+" in found[0]
 
 
-async def test_a_process_that_dies_is_replaced(grammars: Grammars, card: ModelCard) -> None:
+async def test_a_process_that_died_while_it_waited_is_replaced(
+    grammars: Grammars, card: ModelCard
+) -> None:
     await grammars.grammar(regex("a"), card)
     [child] = grammars._children
     child._process.kill()
-    with pytest.raises(RequestError, match="too complex"):
-        await grammars.grammar(regex("b"), card)
+    child._process.wait()
+    assert "b" in await grammars.grammar(regex("b"), card)
+    assert child not in grammars._children
+
+
+async def test_a_process_that_is_killed_at_its_work_says_nothing_of_a_grammar(
+    grammars: Grammars, card: ModelCard
+) -> None:
+    await grammars.grammar(regex("a"), card)
+    [child] = grammars._children
+    child._process.send_signal(signal.SIGSTOP)
+    asked = asyncio.create_task(grammars.grammar(regex("b"), card))
+    await asyncio.sleep(0.05)
+    child._process.kill()
+    with pytest.raises(Unavailable, match="died"):
+        await asked
+    assert "b" in await grammars.grammar(regex("b"), card)
+
+
+async def test_many_that_explode_at_once_are_refused_in_time(
+    grammars: Grammars, card: ModelCard
+) -> None:
+    """Each costs what one may compute and no new process."""
+    await grammars.grammar(regex("a"), card)
+    begun_s = time.monotonic()
+    schemas = [json.dumps(EXPLODES | {"title": str(n)}) for n in range(6)]
+    asked = [Constraint(GrammarKind.JSON_SCHEMA, text, "response_format") for text in schemas]
+    found = await asyncio.gather(
+        *(grammars.grammar(one, card) for one in asked), return_exceptions=True
+    )
+    took_s = time.monotonic() - begun_s
+    problems = [str(one) for one in found]
+    assert all("too complex" in one for one in problems), problems
+    assert took_s < 5 * len(asked) * COMPUTE_S and len(grammars._children) <= 2
     assert "c" in await grammars.grammar(regex("c"), card)
 
 
