@@ -22,9 +22,9 @@ from kvrelay.shared.grammar.matcher import Matcher
 from kvrelay.shared.grammar.store import GrammarStore
 from kvrelay.shared.sampling.edits import Edits
 
-MASKS_S = 0.1
+MASKS_S = 0.03
 """Computing time of a step's masks from which on rows are given up."""
-DEAR_MASK_S = 0.002
+DEAR_MASK_S = 0.0005
 """Those of them are, whose masks take longer on average."""
 
 
