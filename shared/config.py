@@ -80,6 +80,7 @@ class Named:
 
 Host = Annotated[str, AfterValidator(plain_host)]
 Port = Annotated[int, Field(ge=0, le=65535)]
+LogFormat = Literal["auto", "json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 ClusterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 RedisUrl = Annotated[

@@ -124,7 +124,9 @@ def read_card(config: RouterConfig, created_s: int) -> ModelCard:
 async def serve(config: RouterConfig) -> int:
     incarnation = Incarnation(secrets.token_hex(16))
     clock = SystemClock()
-    logs.configure(logs.Speaker("router", "router", lambda: incarnation), config.log_level)
+    logs.configure(
+        logs.Speaker("router", "router", lambda: incarnation), config.log_level, config.log_format
+    )
     chaos = open_chaos(config.chaos, "router", "router")
     api_keys = ApiKeys(config.api_key, config.api_key_file)
     ports = open_ports(config)
@@ -135,7 +137,10 @@ async def serve(config: RouterConfig) -> int:
     store = ClusterStore(config.redis_url, keys)
     ledger = Ledger(config.redis_url, keys, incarnation)
     tracing = Tracing.from_environment("kvrelay-router", incarnation, os.environ, clock)
-    metrics = RouterMetrics(lambda: gauges(observer, membership, ledger, sweeper))
+    metrics = RouterMetrics(
+        lambda: gauges(observer, membership, ledger, sweeper, admission.waiting),
+        vllm_model=config.served_names[0] if config.vllm_metric_names else "",
+    )
     observer = Observer(metrics, tracing, ledger, clock)
     admission = Admission(config.max_queue_requests, config.queue_s, clock)
     directory = BlockDirectory(BlockReader(config.redis_url, keys))
@@ -297,7 +302,7 @@ def router_subject(record: RouterRecord) -> Subject:
 
 
 def gauges(
-    observer: Observer, membership: Membership, ledger: Ledger, sweeper: Sweeper
+    observer: Observer, membership: Membership, ledger: Ledger, sweeper: Sweeper, waiting: int
 ) -> RouterGauges:
     live = {worker.incarnation for worker in membership.live()}
     workers: dict[tuple[Role, WorkerState], int] = {}
@@ -310,4 +315,4 @@ def gauges(
         LedgerResult.CONFLICT: counts.refused,
         LedgerResult.DROPPED: counts.dropped,
     }
-    return RouterGauges(observer.in_flight, workers, events, sweeper.swept)
+    return RouterGauges(observer.in_flight, workers, events, sweeper.swept, waiting)

@@ -12,6 +12,7 @@ from kvrelay.services.router.tools.formats import ReasoningParser, ToolParser
 from kvrelay.shared.config import (
     ClusterName,
     Host,
+    LogFormat,
     LogLevel,
     Named,
     Names,
@@ -92,6 +93,10 @@ class RouterConfig(Settings):
     chaos: str = ""
     """A chaos plan (YAML file): faults that this router injects into its own work, to prove that
     nothing comes of them. Empty is none; never set it where people are served."""
+    vllm_metric_names: bool = True
+    """Tell on /metrics what vLLM also has by vLLM's names too, for dashboards made for those."""
+    log_format: LogFormat = "auto"
+    """One JSON object a line, or one line of text; auto is text on a terminal and else json."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
 

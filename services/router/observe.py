@@ -21,7 +21,13 @@ from kvrelay.shared.errors import (
 from kvrelay.shared.rpc.convert import ref_from_wire, timeline_from_wire
 from kvrelay.shared.rpc.gen import relay_pb2 as pb
 from kvrelay.shared.store.ledger import Ledger, LedgerEvent, Phase
-from kvrelay.shared.telemetry.labels import Endpoint, Outcome, UsageKind
+from kvrelay.shared.telemetry.labels import (
+    Endpoint,
+    Outcome,
+    RouteReason,
+    StageKind,
+    UsageKind,
+)
 from kvrelay.shared.telemetry.metrics import RouterMetrics
 from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord, Value
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
@@ -46,6 +52,19 @@ OUTCOMES: tuple[tuple[type[KvrelayError], Outcome], ...] = (
 
 def outcome_of(error: KvrelayError) -> Outcome:
     return next(outcome for kind, outcome in OUTCOMES if isinstance(error, kind))
+
+
+def route_reason(route: Route) -> RouteReason:
+    """What decided: the first of the reasons that holds."""
+    if route.lacks_room:
+        return RouteReason.NO_ROOM
+    if route.first.held_tokens:
+        return RouteReason.HELD
+    return RouteReason.PREDICTED if route.measured else RouteReason.UNMEASURED
+
+
+def endpoint_of(request: ValidRequest) -> Endpoint:
+    return Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
 
 
 def route_attributes(route: Route) -> dict[str, str | int | float]:
@@ -99,6 +118,7 @@ class Observer:
 
     def begin(self, request: ValidRequest) -> RequestWatch:
         self.in_flight += 1
+        self.metrics.request_accepted(endpoint_of(request))
         received_ns = request.received_ns or self.clock.now_ns()
         watch = RequestWatch(self, request, self.tracing.begin(request.trace_headers, received_ns))
         watch.timeline.stamp(Moment.RECEIVED, received_ns)
@@ -132,7 +152,6 @@ class RequestWatch:
     """By leg: when its last route was chosen, until its first token came."""
     first_route: Route | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
-    last_token_ns: int = 0
     relays: dict[int, tuple[str, str, int]] = field(default_factory=dict)
     """By leg, until its KV is there: from whom to whom, and of how many tokens."""
     received_s: float = 0.0
@@ -140,6 +159,10 @@ class RequestWatch:
     flight: Flight = field(init=False)
     names: dict[str, str] = field(default_factory=dict)
     """Of the workers that were chosen, by incarnation."""
+    entered_ns: dict[int, int] = field(default_factory=dict)
+    """By leg: when it entered its stage."""
+    latest_ns: dict[int, int] = field(default_factory=dict)
+    """By leg: when its latest token came."""
 
     @property
     def traceparent(self) -> str:
@@ -152,23 +175,22 @@ class RequestWatch:
     def _stamp(self, moment: Moment) -> None:
         self.timeline.stamp(moment, self.observer.clock.now_ns())
 
-    def token(self) -> None:
+    def token(self, leg: int) -> None:
         now_ns = self.observer.clock.now_ns()
-        self.timeline.stamp(Moment.FIRST_TOKEN, now_ns)
-        lately = self.observer.lately
+        lately, latest_ns = self.observer.lately, self.latest_ns.get(leg)
         if not self.tokens:
-            received_ns = self.timeline.at_ns(Moment.RECEIVED)
-            lately.first_token(now_ns, received_ns if received_ns is not None else now_ns)
+            self.timeline.stamp(Moment.FIRST_TOKEN, now_ns)
+            lately.first_token(now_ns, self.timeline.at_ns(Moment.RECEIVED) or now_ns)
         else:
-            # The choices of one request come interleaved: only of a single one it is a gap.
-            single = len(self.request.legs) == 1
-            lately.token(now_ns, now_ns - self.last_token_ns if single else None)
-        self.last_token_ns = now_ns
+            lately.token(now_ns, None if latest_ns is None else now_ns - latest_ns)
+        self.latest_ns[leg] = now_ns
+        if latest_ns is not None:
+            self.observer.metrics.token_gap((now_ns - latest_ns) / 1e9)
         self.tokens += 1
 
     def routed(self, machine: LegMachine, route: Route) -> None:
         """Workers for the leg's next attempt were chosen."""
-        self.observer.metrics.routed(route.kind)
+        self.observer.metrics.routed(route.kind, route_reason(route))
         self.first_route = self.first_route or route
         for site in (route.first, route.decode):
             if site is not None:
@@ -194,7 +216,9 @@ class RequestWatch:
         """A leg entered a stage (or began it anew with a token)."""
         if self.stages.get(machine.number) is stage:
             return
+        self._stage_over(machine.number)
         self.stages[machine.number] = stage
+        self.entered_ns[machine.number] = self.observer.clock.now_ns()
         if stage is Stage.QUEUED:
             self._stamp(Moment.ASSIGNED)
             self.attempts += 1
@@ -206,7 +230,13 @@ class RequestWatch:
         if stage in PHASES:
             self._journal(machine, PHASES[stage])
 
+    def _stage_over(self, leg: int) -> None:
+        if (entered_ns := self.entered_ns.pop(leg, None)) is not None:
+            seconds = (self.observer.clock.now_ns() - entered_ns) / 1e9
+            self.observer.metrics.stage_over(StageKind(self.stages[leg].value), seconds)
+
     def leg_ended(self, machine: LegMachine, error: KvrelayError | None) -> None:
+        self._stage_over(machine.number)
         if machine.cached_tokens is not None:
             # The choices of one prompt share it: the one that computed most of it says how much.
             prompt = machine.number - machine.spec.choice
@@ -230,13 +260,12 @@ class RequestWatch:
         observer.lately.ended(observer.clock.now_ns())
         self.outcome = outcome
         observer.flight.end(request.request_id)
-        endpoint = Endpoint.CHAT if request.chat else Endpoint.COMPLETIONS
         tokens = {
             UsageKind.PROMPT: request.prompt_tokens,
             UsageKind.CACHED: self.cached_tokens,
             UsageKind.COMPLETION: self.tokens,
         }
-        observer.metrics.request_ended(endpoint, outcome, self.timeline, tokens)
+        observer.metrics.request_ended(endpoint_of(request), outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
 
     def sent(self, ref: LegRef, worker: str) -> None:

@@ -13,9 +13,15 @@ class RefusalCounter(Unobserved):
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
 
-    def errored(self, route: str, status: int) -> None:
-        endpoint = Endpoint.CHAT if "chat" in route else Endpoint.COMPLETIONS
-        if status == 429:
-            self._metrics.request_refused(endpoint, Outcome.OVERLOADED)
-        elif status < 500:
-            self._metrics.request_refused(endpoint, Outcome.BAD_REQUEST)
+    def errored(self, route: str, status: int, taken: bool) -> None:
+        if not taken:
+            endpoint = Endpoint.CHAT if "chat" in route else Endpoint.COMPLETIONS
+            self._metrics.request_refused(endpoint, refusal(status))
+
+
+def refusal(status: int) -> Outcome:
+    if status == 429:
+        return Outcome.OVERLOADED
+    if status < 500:
+        return Outcome.BAD_REQUEST
+    return Outcome.UNAVAILABLE if status == 503 else Outcome.FAILED

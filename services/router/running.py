@@ -85,7 +85,7 @@ class RunningRequest:
             slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
             self._conductor.end(self, slow)
             return
-        self.watch.token()
+        self.watch.token(event.leg)
         self._events.put_nowait(event)
 
     def conclude(self, error: KvrelayError | None) -> bool:

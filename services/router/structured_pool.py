@@ -33,7 +33,7 @@ _Key: TypeAlias = tuple[str, str, str]
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     processes: int = 2
-    check_s: float = 1.2
+    check_s: float = 4.0
     """Longest wait for an answer, which takes a fraction of it unless the machine is too busy."""
     queue_s: float = 5.0
     """Longest wait for a process; then it is a 429."""

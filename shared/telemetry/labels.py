@@ -51,6 +51,29 @@ class RouteKind(StrEnum):
     LOCAL = "local"
 
 
+class RouteReason(StrEnum):
+    """What decided which workers serve a leg: the first of these that holds."""
+
+    NO_ROOM = "no_room"
+    """Nobody has memory for it now: who will have some first."""
+    HELD = "held"
+    """Blocks of the prompt lie at the one who computes it."""
+    UNMEASURED = "unmeasured"
+    """No rates are known yet: who got least."""
+    PREDICTED = "predicted"
+    """By measured rates the first token is soonest there, at the least harm to others."""
+
+
+class StageKind(StrEnum):
+    """Where a leg is, as its router sees it."""
+
+    CHOOSING = "choosing"
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    HANDING_OFF = "handing_off"
+    DECODING = "decoding"
+
+
 class WorkerState(StrEnum):
     READY = "ready"
     DRAINING = "draining"

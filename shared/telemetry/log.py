@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal, TextIO
+from typing import Final, TextIO
 
+from kvrelay.shared.config import LogFormat
 from kvrelay.shared.errors import ConfigError
 
-Format = Literal["auto", "json", "text"]
+Format = LogFormat
 
 FIELDS: Final = ("request", "leg", "attempt", "peer", "role", "reason", "address")
 """What a message may name besides its text: ids and causes, never content."""

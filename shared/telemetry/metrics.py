@@ -2,88 +2,67 @@
 
 A registry belongs to the object that made it. Counters and histograms grow by the methods below;
 gauges are read from the living state at each scrape, so that none can be left behind (stuck).
+What each one says, and what to do about it, is in docs/metrics.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import product
-from typing import Final
+from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
 
+from kvrelay.shared.telemetry.buckets import (
+    COUNT_BUCKETS,
+    DURATION_BUCKETS_S,
+    FREE_BUCKETS_S,
+    RATIO_BUCKETS,
+    RELAY_BUCKETS_S,
+    STAGE_BUCKETS_S,
+    STEP_BUCKETS_S,
+    STEP_TOKENS_BUCKETS,
+    TPOT_BUCKETS_S,
+    TTFT_BUCKETS_S,
+)
+from kvrelay.shared.telemetry.families import (
+    Alias,
+    Living,
+    TokenHistogram,
+    VllmNames,
+    counter,
+    histogram,
+)
+from kvrelay.shared.telemetry.gauges import (
+    RouterGauges,
+    WorkerGauges,
+    gauge_aliases,
+    router_families,
+    worker_families,
+)
 from kvrelay.shared.telemetry.labels import (
     AttemptCause,
     CacheResult,
     Direction,
     Endpoint,
-    LedgerResult,
     LegEnd,
     Outcome,
     RouteKind,
+    RouteReason,
+    StageKind,
     TokenKind,
     TransferFault,
     UsageKind,
-    WorkerState,
 )
 from kvrelay.shared.telemetry.timeline import Timeline
-from kvrelay.shared.types import Role
 
-TTFT_BUCKETS_S: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0,
-    20.0, 40.0, 80.0,
-)  # fmt: skip
-TPOT_BUCKETS_S: Final = (
-    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1,
-    0.15, 0.25, 0.5, 1.0, 2.5,
-)  # fmt: skip
-DURATION_BUCKETS_S: Final = (
-    0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
-)  # fmt: skip
-STEP_BUCKETS_S: Final = (
-    0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.2, 0.3, 0.5, 1.0, 2.0,
-)  # fmt: skip
-STEP_TOKENS_BUCKETS: Final = tuple(2**power for power in range(15))
-RELAY_BUCKETS_S: Final = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-    10.0,
-)  # fmt: skip
-FREE_BUCKETS_S: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0,
-)  # fmt: skip
-RATIO_BUCKETS: Final = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 8.0)
-
-
-@dataclass(frozen=True, slots=True)
-class RouterGauges:
-    """A router's state at one scrape."""
-
-    requests_in_flight: int
-    workers: Mapping[tuple[Role, WorkerState], int]
-    """Pairs left out count as 0."""
-    ledger_events: Mapping[LedgerResult, int] = field(default_factory=dict)
-    """These only grow; those left out count as 0."""
-    ledger_swept: int = 0
-    """This one, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerGauges:
-    """A worker's state at one scrape; the four kinds of blocks add up to `pool_blocks`."""
-
-    pool_blocks: int
-    free_blocks: int
-    cached_idle_blocks: int
-    in_use_blocks: int
-    quarantined_blocks: int
-    requests_waiting: int
-    requests_running: int
-    transfer_kept_bytes: int = 0
+__all__ = ["RouterGauges", "RouterMetrics", "WorkerGauges", "WorkerMetrics", "render"]
 
 
 def render(registry: CollectorRegistry) -> tuple[bytes, str]:
@@ -92,71 +71,170 @@ def render(registry: CollectorRegistry) -> tuple[bytes, str]:
 
 
 class RouterMetrics:
-    """What a router counts. Methods may be called from any thread."""
+    """What a router counts. Methods may be called from any thread, `token_gap` from one."""
 
-    def __init__(self, gauges: Callable[[], RouterGauges]) -> None:
+    def __init__(self, gauges: Callable[[], RouterGauges], vllm_model: str = "") -> None:
+        """`vllm_model`: the model as vLLM's metric names tell it; empty leaves these names out."""
         self.registry = registry = CollectorRegistry()
-        registry.register(_Gauges(lambda: _router_families(gauges())))
-        self._requests = _counter(
+        registry.register(Living(lambda: router_families(gauges())))
+        ProcessCollector(registry=registry)
+        self._count_requests(registry)
+        self._time_requests(registry)
+        self._count_routes(registry)
+        if vllm_model:
+            registry.register(VllmNames(vllm_model, self._aliases()))
+
+    def _count_requests(self, registry: CollectorRegistry) -> None:
+        self._requests = counter(
             registry,
             "requests",
-            "Requests by endpoint and end.",
+            "Requests that are over, by endpoint and end; those refused at the door as well.",
             endpoint=Endpoint,
             outcome=Outcome,
         )
-        self._tokens = _counter(
-            registry, "request_tokens", "Tokens of ended requests, as in usage.", kind=UsageKind
-        )
-        self._attempts = _counter(
-            registry, "attempts", "Attempts at legs by what caused them.", cause=AttemptCause
-        )
-        self._ttft = _histogram(
-            registry, "time_to_first_token_seconds", "From request to first token.", TTFT_BUCKETS_S
-        )
-        self._tpot = _histogram(
+        self._accepted = counter(
             registry,
-            "time_per_output_token_seconds",
-            "Mean time per token after the first, by request.",
-            TPOT_BUCKETS_S,
+            "requests_accepted",
+            "Requests that became work: each is in flight, or in kvrelay_requests_total once.",
+            endpoint=Endpoint,
         )
-        self._duration = _histogram(
-            registry, "request_duration_seconds", "From request to its end.", DURATION_BUCKETS_S
+        self._refused = counter(
+            registry,
+            "requests_refused",
+            "Requests answered with an error before any worker had to do with them.",
+            endpoint=Endpoint,
+        )
+        self._tokens = counter(
+            registry,
+            "request_tokens",
+            "Tokens of ended requests as their usage tells them; cached are a part of prompt.",
+            kind=UsageKind,
+        )
+        self._attempts = counter(
+            registry,
+            "attempts",
+            "Attempts at legs by what caused them: all but first continue what something broke.",
+            cause=AttemptCause,
         )
 
-        self._routes = _counter(
+    def _time_requests(self, registry: CollectorRegistry) -> None:
+        self._ttft = histogram(
+            registry,
+            "time_to_first_token_seconds",
+            "From the request's arrival at the router until its first token is on its way out.",
+            TTFT_BUCKETS_S,
+        )
+        self._gaps = TokenHistogram(
+            registry,
+            "inter_token_latency_seconds",
+            "Between two tokens of one choice as the router gets them: what a reader sees stutter.",
+            TPOT_BUCKETS_S,
+        )
+        self._tpot = histogram(
+            registry,
+            "time_per_output_token_seconds",
+            "Mean time per token after the first, once for each request.",
+            TPOT_BUCKETS_S,
+        )
+        self._duration = histogram(
+            registry,
+            "request_duration_seconds",
+            "From the request's arrival until its end, whatever the end.",
+            DURATION_BUCKETS_S,
+        )
+        self._stages = histogram(
+            registry,
+            "stage_seconds",
+            "Time of legs in each stage, by the router; handing_off is the exposed transfer.",
+            STAGE_BUCKETS_S,
+            stage=StageKind,
+        )
+        self._free = histogram(
+            registry,
+            "time_to_free_seconds",
+            "From a leg's end until its last worker said that it holds nothing of it.",
+            FREE_BUCKETS_S,
+            end=LegEnd,
+        )
+        self._prompt_sizes = histogram(
+            registry, "request_prompt_tokens", "Prompt tokens of each request.", COUNT_BUCKETS
+        )
+        self._answer_sizes = histogram(
+            registry,
+            "request_generation_tokens",
+            "Tokens of each request's answer, over all of its choices.",
+            COUNT_BUCKETS,
+        )
+
+    def _count_routes(self, registry: CollectorRegistry) -> None:
+        self._routes = counter(
             registry, "routes", "Attempts at legs by how they are served.", route=RouteKind
         )
-        name = "first_token_outcome_ratio"
-        text = "Time to the first token by its prediction when the route was chosen."
-        self._outcome_ratio = Histogram(
-            f"kvrelay_{name}", text, ["route"], registry=registry, buckets=RATIO_BUCKETS
+        self._reasons = counter(
+            registry,
+            "route_decisions",
+            "The same attempts by what decided the choice of workers.",
+            route=RouteKind,
+            reason=RouteReason,
         )
-        for kind in RouteKind:
-            self._outcome_ratio.labels(kind)
-        self._free = Histogram(
-            "kvrelay_time_to_free_seconds",
-            "From a leg's end until its last worker said that it holds nothing of it.",
-            ["end"],
-            registry=registry,
-            buckets=FREE_BUCKETS_S,
+        self._outcome_ratio = histogram(
+            registry,
+            "first_token_outcome_ratio",
+            "Time to the first token by what was predicted with the route: 1 is as foretold.",
+            RATIO_BUCKETS,
+            route=RouteKind,
         )
-        for end in LegEnd:
-            self._free.labels(end)
+        self._off = histogram(
+            registry,
+            "first_token_prediction_error_seconds",
+            "How far, either way, the first token was from where the route's choice expected it.",
+            STAGE_BUCKETS_S,
+            route=RouteKind,
+        )
+
+    def _aliases(self) -> tuple[Alias, ...]:
+        return (
+            Alias("time_to_first_token_seconds", self._ttft),
+            Alias("inter_token_latency_seconds", self._gaps),
+            Alias("request_time_per_output_token_seconds", self._tpot),
+            Alias("e2e_request_latency_seconds", self._duration),
+            Alias("request_queue_time_seconds", self._stages, {"stage": StageKind.QUEUED}),
+            Alias("request_prefill_time_seconds", self._stages, {"stage": StageKind.PREFILLING}),
+            Alias("request_decode_time_seconds", self._stages, {"stage": StageKind.DECODING}),
+            Alias("request_prompt_tokens", self._prompt_sizes),
+            Alias("request_generation_tokens", self._answer_sizes),
+            Alias("prompt_tokens", self._tokens, {"kind": UsageKind.PROMPT}),
+            Alias("prompt_tokens_cached", self._tokens, {"kind": UsageKind.CACHED}),
+            Alias("generation_tokens", self._tokens, {"kind": UsageKind.COMPLETION}),
+        )
 
     def freed(self, end: LegEnd, seconds: float) -> None:
         """The last worker has let go of a leg that is over."""
         self._free.labels(end).observe(seconds)
 
-    def routed(self, kind: RouteKind) -> None:
+    def routed(self, kind: RouteKind, reason: RouteReason) -> None:
         self._routes.labels(kind).inc()
+        self._reasons.labels(kind, reason).inc()
 
     def predicted(self, kind: RouteKind, predicted_s: float, took_s: float) -> None:
         """The first token of a leg whose route was chosen by measured rates."""
         self._outcome_ratio.labels(kind).observe(took_s / predicted_s)
+        self._off.labels(kind).observe(abs(took_s - predicted_s))
+
+    def token_gap(self, seconds: float) -> None:
+        self._gaps.observe(seconds)
+
+    def stage_over(self, stage: StageKind, seconds: float) -> None:
+        self._stages.labels(stage).observe(seconds)
 
     def request_refused(self, endpoint: Endpoint, outcome: Outcome) -> None:
-        """A request that ended before it became a `ValidRequest`."""
+        """A request that ended before it became work."""
+        self._refused.labels(endpoint).inc()
         self._requests.labels(endpoint, outcome).inc()
+
+    def request_accepted(self, endpoint: Endpoint) -> None:
+        """`request_ended` follows."""
+        self._accepted.labels(endpoint).inc()
 
     def request_ended(
         self,
@@ -169,6 +247,8 @@ class RouterMetrics:
         self._requests.labels(endpoint, outcome).inc()
         for kind, count in tokens.items():
             self._tokens.labels(kind).inc(count)
+        self._prompt_sizes.observe(tokens.get(UsageKind.PROMPT, 0))
+        self._answer_sizes.observe(tokens.get(UsageKind.COMPLETION, 0))
         _observe(self._ttft, timeline.ttft_s)
         _observe(self._tpot, timeline.tpot_s(tokens.get(UsageKind.COMPLETION, 0)))
         _observe(self._duration, timeline.duration_s)
@@ -180,40 +260,109 @@ class RouterMetrics:
 class WorkerMetrics:
     """What a worker counts. Methods may be called from any thread."""
 
-    def __init__(self, gauges: Callable[[], WorkerGauges], info: Mapping[str, str]) -> None:
-        """`info` becomes the labels of `kvrelay_info`: role, model, version and the like."""
+    def __init__(
+        self, gauges: Callable[[], WorkerGauges], info: Mapping[str, str], vllm_model: str = ""
+    ) -> None:
+        """`info` becomes the labels of `kvrelay_info`: role, model, version and the like.
+        `vllm_model` as of a router."""
         self.registry = registry = CollectorRegistry()
-        registry.register(_Gauges(lambda: _worker_families(gauges())))
+        registry.register(Living(lambda: worker_families(gauges())))
+        ProcessCollector(registry=registry)
         Info("kvrelay", "What this worker is.", registry=registry).info(dict(info))
-        self._steps = _histogram(registry, "step_seconds", "Engine steps.", STEP_BUCKETS_S)
-        self._step_tokens = _histogram(
+        self._count_steps(registry)
+        self._count_relay(registry)
+        self._time_legs(registry)
+        self._cache = counter(
+            registry,
+            "prefix_cache_tokens",
+            "Prompt tokens looked up among the blocks held here: hit is what need not be computed.",
+            result=CacheResult,
+        )
+        if vllm_model:
+            registry.register(VllmNames(vllm_model, self._aliases(gauges)))
+
+    def _count_steps(self, registry: CollectorRegistry) -> None:
+        self._steps = histogram(
+            registry, "step_seconds", "Engine steps, from plan to tokens.", STEP_BUCKETS_S
+        )
+        self._step_tokens = histogram(
             registry, "step_tokens", "Tokens computed per engine step.", STEP_TOKENS_BUCKETS
         )
-        self._step_count = Counter("kvrelay_steps", "Engine steps.", registry=registry)
-        computed = _counter(registry, "computed_tokens", "Tokens computed by kind.", kind=TokenKind)
+        self._step_count = Counter(
+            "kvrelay_steps",
+            "Engine steps: standing still while requests run is an engine that is stuck.",
+            registry=registry,
+        )
+        computed = counter(
+            registry,
+            "computed_tokens",
+            "Tokens computed: of prompts (also once more after a loss), and of answers.",
+            kind=TokenKind,
+        )
         self._computed_prompt = computed.labels(TokenKind.PROMPT)
         self._computed_output = computed.labels(TokenKind.OUTPUT)
         self._preemptions = Counter(
             "kvrelay_preemptions", "Requests put back for want of blocks.", registry=registry
         )
-        self._relay_bytes = _counter(
-            registry, "relay_bytes", "KV bytes relayed.", direction=Direction
+
+    def _count_relay(self, registry: CollectorRegistry) -> None:
+        self._relay_bytes = counter(
+            registry, "relay_bytes", "KV bytes relayed between workers.", direction=Direction
         )
-        self._relay_blocks = _counter(
-            registry, "relay_blocks", "KV blocks relayed.", direction=Direction
+        self._relay_blocks = counter(
+            registry, "relay_blocks", "KV blocks relayed between workers.", direction=Direction
         )
-        self._relay_chunks = _counter(
-            registry, "relay_chunks", "Chunks relayed.", direction=Direction
+        self._relay_chunks = counter(
+            registry, "relay_chunks", "Chunks relayed between workers.", direction=Direction
         )
-        self._relay = _histogram(
+        self._relay = histogram(
             registry, "relay_seconds", "Relay of one chunk, begin to end.", RELAY_BUCKETS_S
         )
-        self._faults = _counter(
-            registry, "transfer_faults", "Faults of the relay.", kind=TransferFault
+        self._faults = counter(
+            registry,
+            "transfer_faults",
+            "Faults of the relay; each costs its attempt at most a new beginning.",
+            kind=TransferFault,
         )
-        self._cache = _counter(
-            registry, "prefix_cache_tokens", "Prompt tokens looked up.", result=CacheResult
+
+    def _time_legs(self, registry: CollectorRegistry) -> None:
+        self._queue = histogram(
+            registry,
+            "queue_seconds",
+            "From a prompt's arrival here until its first chunk is planned, with room at decode.",
+            STAGE_BUCKETS_S,
         )
+        self._prefill = histogram(
+            registry,
+            "prefill_seconds",
+            "From the first chunk's plan until the first token is known.",
+            STAGE_BUCKETS_S,
+        )
+        self._exposed = histogram(
+            registry,
+            "exposed_transfer_seconds",
+            "From the first token here until the last block has left: what no computing hid.",
+            STAGE_BUCKETS_S,
+        )
+
+    def _aliases(self, gauges: Callable[[], WorkerGauges]) -> tuple[Alias, ...]:
+        return (
+            *gauge_aliases(gauges),
+            Alias("prefix_cache_queries", self._cache, without=("result",)),
+            Alias("prefix_cache_hits", self._cache, {"result": CacheResult.HIT}),
+            Alias("num_preemptions", self._preemptions),
+            Alias("iteration_tokens_total", self._step_tokens),
+        )
+
+    def queued(self, seconds: float) -> None:
+        """A prompt waited so long for its first step."""
+        self._queue.observe(seconds)
+
+    def prompt_computed(self, seconds: float) -> None:
+        self._prefill.observe(seconds)
+
+    def transfer_exposed(self, seconds: float) -> None:
+        self._exposed.observe(seconds)
 
     def step_ended(self, seconds: float, prompt_tokens: int, output_tokens: int) -> None:
         """One engine step that computed that many tokens of prompts and of answers."""
@@ -240,72 +389,6 @@ class WorkerMetrics:
     def prefix_looked_up(self, hit_tokens: int, miss_tokens: int) -> None:
         self._cache.labels(CacheResult.HIT).inc(hit_tokens)
         self._cache.labels(CacheResult.MISS).inc(miss_tokens)
-
-
-class _Gauges(Collector):
-    """Families that are made anew at each scrape."""
-
-    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        return self._families()
-
-    def describe(self) -> list[Metric]:
-        """Nothing: registering must not read a state that may not exist yet."""
-        return []
-
-
-def _router_families(now: RouterGauges) -> Iterator[Metric]:
-    in_flight = "kvrelay_requests_in_flight"
-    yield GaugeMetricFamily(in_flight, "Accepted, not ended.", now.requests_in_flight)
-    workers = GaugeMetricFamily("kvrelay_workers", "Workers seen.", labels=["role", "state"])
-    for role in Role:
-        for state in WorkerState:
-            workers.add_metric([role, state], now.workers.get((role, state), 0))
-    yield workers
-    events = CounterMetricFamily(
-        "kvrelay_ledger_events", "Events for the ledger, by what became of them.", labels=["result"]
-    )
-    for result in LedgerResult:
-        events.add_metric([result], now.ledger_events.get(result, 0))
-    yield events
-    swept = "Records of routers that are gone, closed by this one."
-    yield CounterMetricFamily("kvrelay_ledger_swept", swept, now.ledger_swept)
-
-
-def _worker_families(now: WorkerGauges) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily("kvrelay_pool_blocks", "KV blocks by state.", labels=["state"])
-    blocks.add_metric(["free"], now.free_blocks)
-    blocks.add_metric(["cached_idle"], now.cached_idle_blocks)
-    blocks.add_metric(["in_use"], now.in_use_blocks)
-    blocks.add_metric(["quarantined"], now.quarantined_blocks)
-    yield blocks
-    for name, text, value in (
-        ("pool_blocks_capacity", "KV blocks in all.", now.pool_blocks),
-        ("requests_waiting", "Legs that wait for their first step.", now.requests_waiting),
-        ("requests_running", "Legs that are computed.", now.requests_running),
-        (
-            "transfer_kept_bytes",
-            "Of messages of the relay that nothing waits for yet.",
-            now.transfer_kept_bytes,
-        ),
-    ):
-        yield GaugeMetricFamily(f"kvrelay_{name}", text, value)
-
-
-def _counter(registry: CollectorRegistry, name: str, text: str, **labels: type[StrEnum]) -> Counter:
-    """A counter whose every series exists from the start, at 0."""
-    counter = Counter(f"kvrelay_{name}", text, list(labels), registry=registry)
-    for values in product(*labels.values()):
-        counter.labels(*values)
-    return counter
-
-
-def _histogram(
-    registry: CollectorRegistry, name: str, text: str, buckets: tuple[float, ...]
-) -> Histogram:
-    return Histogram(f"kvrelay_{name}", text, registry=registry, buckets=buckets)
 
 
 def _observe(histogram: Histogram, seconds: float | None) -> None:

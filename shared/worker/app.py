@@ -102,7 +102,7 @@ class Worker:
         self._presence: Presence | None = None
         self._status = 0
         speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
-        logs.configure(speaker, config.log_level)
+        logs.configure(speaker, config.log_level, config.log_format)
 
     async def serve(self) -> int:
         config = self._config
@@ -163,7 +163,11 @@ class Worker:
         return self._status
 
     def _metrics(self, chaos: Chaos | None) -> WorkerMetrics:
-        metrics = WorkerMetrics(self._gauges, self._info())
+        metrics = WorkerMetrics(
+            self._gauges,
+            self._info(),
+            vllm_model=self._config.model if self._config.vllm_metric_names else "",
+        )
         if chaos is not None:
             chaos.injected = count_chaos(metrics.registry)
         return metrics

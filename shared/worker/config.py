@@ -7,7 +7,16 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, ByteSize, Field, model_validator
 
-from kvrelay.shared.config import ClusterName, Host, LogLevel, Named, Port, RedisUrl, Settings
+from kvrelay.shared.config import (
+    ClusterName,
+    Host,
+    LogFormat,
+    LogLevel,
+    Named,
+    Port,
+    RedisUrl,
+    Settings,
+)
 from kvrelay.shared.ports import is_wildcard
 from kvrelay.shared.types import Role
 from kvrelay.shared.worker.affinity import parse_cpus
@@ -85,6 +94,10 @@ class WorkerConfig(Settings):
     """A label for people, in logs and metrics."""
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 30.0
     """After SIGTERM running answers have this many seconds to end, or to move to other workers."""
+    vllm_metric_names: bool = True
+    """Tell on /metrics what vLLM also has by vLLM's names too, for autoscalers made for those."""
+    log_format: LogFormat = "auto"
+    """One JSON object a line, or one line of text; auto is text on a terminal and else json."""
     log_level: LogLevel = "info"
     """Least severe message that is logged."""
     chaos: str = ""

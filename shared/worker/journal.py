@@ -1,7 +1,7 @@
-"""What a worker does for each attempt, and when: told to its router, and exported as spans.
+"""What a worker does for each attempt, and when: told to its router, observed, exported as spans.
 
-One timeline is the source of both. A router is told in any case, for it shows where the time of a
-request went; it costs a few stamps an attempt and one entry a chunk.
+One timeline is the source of all three. A router is told in any case, for it shows where the time
+of a request went; it costs a few stamps an attempt and one entry a chunk.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvrelay.shared.clock import Clock
+from kvrelay.shared.telemetry.metrics import WorkerMetrics
 from kvrelay.shared.telemetry.spans import Piece
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
@@ -72,12 +73,29 @@ class Entry:
     computed: Chunks = field(default_factory=lambda: Chunks(COMPUTE))
     relayed: Chunks = field(default_factory=lambda: Chunks(RELAY))
 
+    def at_ns(self, moment: Moment) -> int | None:
+        """When it happened. Of what is computed the engine knows: an event loop that gets no
+        processor meanwhile hears of the begin and the end of a prompt together."""
+        stamp_ns, chunks = self.timeline.at_ns(moment), self.computed.found
+        if stamp_ns is not None and chunks:
+            if moment is Moment.PREFILL_STARTED:
+                return min(stamp_ns, chunks[0][0])
+            if moment is Moment.PREFILL_ENDED:
+                return min(stamp_ns, chunks[-1][1])
+        return stamp_ns
+
+    def took_s(self, start: Moment, end: Moment) -> float | None:
+        start_ns, end_ns = self.at_ns(start), self.at_ns(end)
+        if start_ns is None or end_ns is None or end_ns < start_ns:
+            return None
+        return (end_ns - start_ns) / 1e9
+
     def pieces(self) -> tuple[Piece, ...]:
         """All of it, in the worker's time; chunks in what they are part of."""
         stamps_ns = [at_ns for _, at_ns in self.timeline]
         out = [Piece(WHOLE[self.role], stamps_ns[0], stamps_ns[-1])]
         for name, start, end in PIECES[self.role]:
-            start_ns, end_ns = self.timeline.at_ns(start), self.timeline.at_ns(end)
+            start_ns, end_ns = self.at_ns(start), self.at_ns(end)
             if start_ns is not None and end_ns is not None and start_ns <= end_ns:
                 out.append(Piece(name, start_ns, end_ns, 1 if name == ASK else 0))
         prefill = next((at for at, piece in enumerate(out) if piece.name == PREFILL), 0)
@@ -87,9 +105,10 @@ class Entry:
 class LegJournal:
     """`computed` is called by the engine's thread, all the rest on the event loop."""
 
-    def __init__(self, tracing: Tracing, clock: Clock) -> None:
+    def __init__(self, tracing: Tracing, clock: Clock, metrics: WorkerMetrics) -> None:
         self._tracing = tracing
         self._clock = clock
+        self._metrics = metrics
         self._entries: dict[LegRef, Entry] = {}
         self._by_key: dict[str, Entry] = {}
 
@@ -156,4 +175,15 @@ class LegJournal:
             if reason is EndReason.FAILED:
                 attributes["error.type"] = message or "failed"
             self._tracing.spans_from(entry.timeline, entry.trace, entry.role, attributes)
+        self._observe(entry)
         return entry.pieces()
+
+    def _observe(self, entry: Entry) -> None:
+        """A prompt's times, of what came to its end here."""
+        for observed, start, end in (
+            (self._metrics.queued, Moment.PREFILL_QUEUED, Moment.PREFILL_STARTED),
+            (self._metrics.prompt_computed, Moment.PREFILL_STARTED, Moment.PREFILL_ENDED),
+            (self._metrics.transfer_exposed, Moment.PREFILL_ENDED, Moment.PUBLISHED),
+        ):
+            if (seconds := entry.took_s(start, end)) is not None:
+                observed(seconds)

@@ -67,8 +67,9 @@ class Session:
         self.incarnation = incarnation
         self._metrics = machinery.metrics
         self._transport = machinery.transport
+        self._block_bytes = machinery.view(0, 1).nbytes
         limits = machinery.limits
-        journal = self._journal = LegJournal(machinery.tracing, machinery.clock)
+        journal = self._journal = LegJournal(machinery.tracing, machinery.clock, machinery.metrics)
         self.node = Node(self.incarnation, journal, lambda: self.well)
         self.node.remaining_ms = lambda: machinery.drain.remaining_ms
         self.well = True
@@ -144,6 +145,7 @@ class Session:
             requests_waiting=len(state.waiting) + len(state.reserving),
             requests_running=len(state.running) + state.receiving,
             transfer_kept_bytes=self._transport.kept_bytes,
+            block_bytes=self._block_bytes,
         )
 
     def load(self) -> LoadRecord:

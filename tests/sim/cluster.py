@@ -133,7 +133,7 @@ class SimWorker:
         self.transport = LoopbackTransport(cluster.hub)
         metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
         journal = LegJournal(
-            Tracing.from_environment("sim", "sim", {}, cluster.clock), cluster.clock
+            Tracing.from_environment("sim", "sim", {}, cluster.clock), cluster.clock, metrics
         )
         self.node = Node(self.incarnation, journal, lambda: True)
         self.loop = SimEngineLoop(self.engine, memory, self.node)

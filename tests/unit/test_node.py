@@ -49,7 +49,7 @@ class Bench:
     def __init__(self) -> None:
         clock = SystemClock()
         metrics = WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {})
-        journal = LegJournal(Tracing.from_environment("t", "t", {}, clock), clock)
+        journal = LegJournal(Tracing.from_environment("t", "t", {}, clock), clock, metrics)
         self.node = Node(INCARNATION, journal, lambda: True)
         self.engine = Engine(EngineLimits(4, 8, 64, 64, 1000, b"test"), 16)
         self.posted: list[m.Event] = []

@@ -59,7 +59,7 @@ class StuckWorker:
             SystemClock(),
             WorkerMetrics(lambda: WorkerGauges(0, 0, 0, 0, 0, 0, 0), {}),
         )
-        journal = LegJournal(Tracing.from_environment("t", "t", {}, clock), clock)
+        journal = LegJournal(Tracing.from_environment("t", "t", {}, clock), clock, metrics)
         self.runner = StuckRunner()
         self.node = Node(INCARNATION, journal, lambda: True)
         engine = Engine(EngineLimits(4, 8, 64, 64, 1000, b"test"), 16)

@@ -137,6 +137,8 @@ class Reply:
         self._headers = tuple(headers)
         self._limit_s = limit_s
         self.started = False
+        self.taken = False
+        """The cluster has the request: how it ends is told there."""
 
     async def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
         self.started = True

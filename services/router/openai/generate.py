@@ -177,7 +177,7 @@ class GenerateEndpoint:
         if reply.started:
             await reply.write(sse.event(failure.body()) + sse.DONE, last=True)
             return
-        self._edge.observer.errored(self._route.path, failure.status)
+        self._edge.observer.errored(self._route.path, failure.status, reply.taken)
         await reply.whole(failure.status, failure.body(), closing(failure))
 
     async def _request(
@@ -214,6 +214,7 @@ class GenerateEndpoint:
         self, request: ValidRequest, transcript: Transcript, wording: Wording, reply: Reply
     ) -> None:
         generation = self._edge.cluster.generate(request)
+        reply.taken = True
         try:
             if request.stream:
                 await self._stream(request, generation, transcript, wording, reply)

@@ -20,8 +20,9 @@ class Outcome(StrEnum):
 class EdgeObserver(Protocol):
     """Called on the event loop; must not block or raise."""
 
-    def errored(self, route: str, status: int) -> None:
-        """An error status was answered: before a request was accepted, or before its first byte."""
+    def errored(self, route: str, status: int, taken: bool) -> None:
+        """An error status was answered: before the cluster had taken the request, or (`taken`)
+        before its answer's first byte."""
         ...
 
     def accepted(self, request: ValidRequest) -> None: ...
@@ -36,7 +37,7 @@ class EdgeObserver(Protocol):
 class Unobserved:
     """Nobody measures."""
 
-    def errored(self, route: str, status: int) -> None:
+    def errored(self, route: str, status: int, taken: bool) -> None:
         pass
 
     def accepted(self, request: ValidRequest) -> None:

@@ -150,7 +150,7 @@ async def test_one_that_explodes_is_refused_in_time_and_nobody_notices(
         await asyncio.sleep(0.01)
     response = exploding.result()
     assert response.status_code == 400 and "too complex" in response.text
-    assert time.monotonic() - begun_s < 2.0 and served > 10 and longest_s < 0.5
+    assert time.monotonic() - begun_s < 20 * COMPUTE_S and served > 10 and longest_s < 0.5
     begun_s = time.monotonic()
     assert (await post(client, response_format=json_schema(EXPLODES))).status_code == 400
     assert time.monotonic() - begun_s < 0.5, "it is not tried again"
@@ -209,7 +209,7 @@ async def test_many_that_explode_at_once_are_refused_in_time(
     took_s = time.monotonic() - begun_s
     problems = [str(one) for one in found]
     assert all("too complex" in one for one in problems), problems
-    assert took_s < 5 * len(asked) * COMPUTE_S and len(grammars._children) <= 2
+    assert took_s < 7 * len(asked) * COMPUTE_S and len(grammars._children) <= 2
     assert "c" in await grammars.grammar(regex("c"), card)
 
 
