@@ -124,9 +124,8 @@ def read_card(config: RouterConfig, created_s: int) -> ModelCard:
 async def serve(config: RouterConfig) -> int:
     incarnation = Incarnation(secrets.token_hex(16))
     clock = SystemClock()
-    logs.configure(
-        logs.Speaker("router", "router", lambda: incarnation), config.log_level, config.log_format
-    )
+    speaker = logs.Speaker("router", "router", lambda: incarnation, lambda leg: traceparent(leg))
+    logs.configure(speaker, config.log_level, config.log_format)
     chaos = open_chaos(config.chaos, "router", "router")
     api_keys = ApiKeys(config.api_key, config.api_key_file)
     ports = open_ports(config)
@@ -146,6 +145,7 @@ async def serve(config: RouterConfig) -> int:
     directory = BlockDirectory(BlockReader(config.redis_url, keys))
     placement = Placement(store, directory, clock, incarnation, config.route)
     dispatcher = Dispatcher(placement, admission, observer, deadlines_of(config))
+    traceparent = dispatcher.traceparent
     membership = Membership(
         store, incarnation, card.tokenizer.identity, dispatcher.on_event, dispatcher.on_lost
     )

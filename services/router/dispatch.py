@@ -109,6 +109,11 @@ class Dispatcher:
         """Those that were told to go and get nothing new."""
         return frozenset(self._drains.workers)
 
+    def traceparent(self, leg: str) -> str:
+        """Of a leg that is not over; empty if it has none."""
+        found = self._legs.get(leg)
+        return found[0].watch.traceparent if found is not None else ""
+
     def generate(self, request: ValidRequest) -> RunningRequest:
         """What it returns ends exactly once. Raises `Overloaded` or `Unavailable`."""
         if self.draining:
@@ -276,7 +281,8 @@ class Dispatcher:
         try:
             await self._start_attempt(running, leg, excluded)
         except Exception as error:
-            log.exception("an attempt at %s could not be started", leg.machine.spec.leg)
+            named = {"leg": leg.machine.spec.leg}
+            log.exception("an attempt at a leg could not be started", extra=named)
             failure = WorkerFailed(f"the attempt could not be started: {type(error).__name__}")
             self._perform(running, leg, leg.machine.fail(failure))
 

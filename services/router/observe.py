@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -33,6 +34,8 @@ from kvrelay.shared.telemetry.spans import RequestRecord, SpanRecord, Value
 from kvrelay.shared.telemetry.timeline import Moment, Timeline
 from kvrelay.shared.telemetry.tracing import RequestTrace, Tracing
 from kvrelay.shared.types import LegRef, ValidRequest
+
+log = logging.getLogger(__name__)
 
 PHASES = {
     Stage.QUEUED: Phase.QUEUED,
@@ -265,6 +268,7 @@ class RequestWatch:
             UsageKind.CACHED: self.cached_tokens,
             UsageKind.COMPLETION: self.tokens,
         }
+        self._log(outcome)
         observer.metrics.request_ended(endpoint_of(request), outcome, self.timeline, tokens)
         observer.tracing.spans_from(self.timeline, self.trace, "router", self._attributes(outcome))
 
@@ -292,6 +296,26 @@ class RequestWatch:
             ttft_s=self.timeline.ttft_s,
             duration_s=self.timeline.duration_s,
             spans=own_spans(self.timeline, {} if route is None else route_attributes(route)),
+        )
+
+    def _log(self, outcome: Outcome) -> None:
+        """What an answer took, and of one that failed why: never what was asked or answered."""
+        failed = self.error is not None
+        level = logging.WARNING if failed else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        named = {
+            "request": self.request.request_id,
+            "trace": self.traceparent.split("-")[1] if self.traceparent else "",
+            "reason": type(self.error).__name__ if failed else "",
+        }
+        log.log(
+            level,
+            "ended %s: %d prompt tokens, %d cached, %d of the answer, %d attempts, %.3f s",
+            outcome.value,
+            *(self.request.prompt_tokens, self.cached_tokens, self.tokens, self.attempts),
+            self.timeline.duration_s or 0.0,
+            extra=named,
         )
 
     def _attributes(self, outcome: Outcome) -> dict[str, str | int | float]:

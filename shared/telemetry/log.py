@@ -1,8 +1,9 @@
 """Structured logs on stdlib logging: one JSON object a line for machines, one plain line on a tty.
 
 Every line carries part, name and incarnation. A message may add the fields of `FIELDS` through
-`extra`; anything else given there is left out, so that no prompt gets into a log by accident.
-Secrets in messages and tracebacks are masked.
+`extra`; anything else given there is left out, so that no prompt gets into a log by accident. One
+that names a leg names its request, and the trace of it, without being told. Secrets in messages and
+tracebacks are masked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kvrelay.shared.errors import ConfigError
 
 Format = LogFormat
 
-FIELDS: Final = ("request", "leg", "attempt", "peer", "role", "reason", "address")
+FIELDS: Final = ("request", "trace", "leg", "attempt", "peer", "role", "reason", "address")
 """What a message may name besides its text: ids and causes, never content."""
 
 _LEVELS: Final = ("debug", "info", "warning", "error")
@@ -41,6 +42,8 @@ class Speaker:
     name: str
     incarnation: Callable[[], str] = lambda: ""
     """Asked for each line, because a worker that lapsed goes on under another."""
+    traceparent: Callable[[str], str] = lambda leg: ""
+    """Of a leg that is here; empty if it has none."""
 
 
 def mask_secrets(text: str) -> str:
@@ -84,7 +87,7 @@ class JsonFormatter(logging.Formatter):
             "incarnation": self._speaker.incarnation(),
             "logger": record.name,
             "message": mask_secrets(record.getMessage()),
-            **_fields(record),
+            **_fields(record, self._speaker),
         }
         if record.exc_info:
             line["error"] = mask_secrets(self.formatException(record.exc_info))
@@ -104,7 +107,9 @@ class TextFormatter(logging.Formatter):
         who = f"{self._speaker.name} ({incarnation})" if incarnation else self._speaker.name
         # A message holds one line: what others sent cannot look like a line of ours.
         message = mask_secrets(record.getMessage()).replace("\r", "\\r").replace("\n", "\\n")
-        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        fields = " ".join(
+            f"{name}={value}" for name, value in _fields(record, self._speaker).items()
+        )
         line = f"{time} {record.levelname} {who}: {message}" + (f" [{fields}]" if fields else "")
         if record.exc_info:
             line += "\n" + mask_secrets(self.formatException(record.exc_info))
@@ -115,5 +120,14 @@ def _time(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created, UTC)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+def _fields(record: logging.LogRecord, speaker: Speaker) -> dict[str, object]:
+    given = record.__dict__
+    found = {name: given[name] for name in FIELDS if given.get(name) not in (None, "")}
+    leg = str(found.get("leg", ""))
+    if not leg:
+        return found
+    # `00-<trace>-<span>-01` by the W3C's rules.
+    _, _, rest = speaker.traceparent(leg).partition("-")
+    if trace := rest.partition("-")[0]:
+        found = {"trace": trace, **found}
+    return {"request": leg.partition("/")[0], **found}

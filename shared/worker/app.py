@@ -101,7 +101,9 @@ class Worker:
         self._asked_ns = 0
         self._presence: Presence | None = None
         self._status = 0
-        speaker = logs.Speaker(config.role, self._name, lambda: self._incarnation)
+        speaker = logs.Speaker(
+            config.role, self._name, lambda: self._incarnation, self._traceparent
+        )
         logs.configure(speaker, config.log_level, config.log_format)
 
     async def serve(self) -> int:
@@ -285,6 +287,9 @@ class Worker:
             node = self._session.node
             log.info("draining: %d requests, %d ms", node.legs, self._drain.remaining_ms)
             node.announce_drain()
+
+    def _traceparent(self, leg: str) -> str:
+        return self._session.node.traceparent(leg) if self._session is not None else ""
 
     def _publish_blocks(self) -> None:
         assert self._session is not None

@@ -60,6 +60,7 @@ class Node:
         self._healthy = healthy
         self._incarnation = incarnation
         self._journal = journal
+        self._traces: dict[LegRef, str] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._work: dict[str, set[LegRef]] = {}
         """By router stream: attempts that it began here, neither cancelled nor ended."""
@@ -187,11 +188,20 @@ class Node:
         ref = ref_from_wire(reserve.ref)
         self._peers[ref] = peer_from_wire(reserve.prefill)
         self._journal.begin(ref, "decode", reserve.traceparent)
+        self._begun(ref, reserve.traceparent, "takes an answer over")
         spec = leg_from_wire(ref.leg, reserve.leg)
         self._work[owner].add(ref)
         self._here.add(ref)
         self._quiet.begin()
         self.gate.admit(m.Reserve(owner, ref, spec, reserve.prefill.incarnation))
+
+    def _begun(self, ref: LegRef, traceparent: str, what: str) -> None:
+        self._traces[ref] = traceparent
+        log.debug(what, extra={"leg": ref.leg, "attempt": ref.attempt})
+
+    def traceparent(self, leg: str) -> str:
+        """Of a leg that is here. For a line of the log: any thread may ask, and few do."""
+        return next((trace for ref, trace in [*self._traces.items()] if ref.leg == leg), "")
 
     def _meet(self, owner: str, meet: pb.Meet) -> None:
         for prefill in meet.prefills:
@@ -333,6 +343,8 @@ class Node:
         self._here.discard(it.ref)
         self.gate.ended(it.ref)
         pieces = self._journal.end(it.ref, it.reason, it.message)
+        log.debug("%s", it.reason, extra={"leg": it.ref.leg, "attempt": it.ref.attempt})
+        self._traces.pop(it.ref, None)
         self._work.get(it.owner, set()).discard(it.ref)
         timeline = timeline_to_wire(pieces, self._journal.now_ns())
         self._say(it.owner, pb.Event(ended=ended_to_wire(it, timeline)))

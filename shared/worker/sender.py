@@ -213,7 +213,8 @@ class Sender:
             return None
         except TransferError as error:
             self._metrics.transfer_failed(TransferFault.PEER_LOST)
-            log.warning("chunk %d of %s: %s", push.chunk, push.ref.leg, error)
+            named = {"leg": push.ref.leg, "attempt": push.ref.attempt}
+            log.warning("chunk %d: %s", push.chunk, error, extra=named)
             await self._drop(lane, chunk)
             return str(error)
         finally:

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from tests.stack import Stack, until
 
+from kvrelay.shared.types import Role
+
 KEY, FILE_KEY, OTHER_KEY = "sk-marker-given", "sk-marker-file", "sk-marker-later"
 PROMPT, HEADER, WRONG_KEY = "marker-prompt", "marker-header", "sk-marker-wrong"
 SECRETS = (KEY, FILE_KEY, OTHER_KEY, PROMPT, HEADER, WRONG_KEY)
@@ -69,6 +71,7 @@ def guarded(
         **{"api_key": (KEY,), "api_key_file": str(keys), "admin_port": 0},
         **{"max_output_tokens": 8, "lenient_fields": True},
     )
+    stack.workers = [stack.make_worker(Role.BOTH, 0, log_level="debug")]
     try:
         stack.launch()
         for part in (*stack.workers, stack.router):
@@ -160,6 +163,22 @@ def test_no_secret_and_nothing_of_a_prompt_is_written_anywhere(guarded: Stack, s
     for where, text in {**logs, **lines, **environments, "traces": b"".join(sink.bodies)}.items():
         for secret in SECRETS:
             assert secret.encode() not in text, f"{secret} stands in {where}"
+
+
+def test_lines_about_a_request_name_it_and_its_trace_and_nothing_of_its_answer(
+    guarded: Stack,
+) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = bearer(KEY) | {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {"model": guarded.model, "prompt": PROMPT, "max_tokens": 8, "ignore_eos": True}
+    answer = guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=headers)
+    request = answer.headers["x-request-id"]
+    for part in (guarded.router, *guarded.workers):
+        until(lambda part=part: request in part.log.read_text(), 5, f"{part.name} told of it")
+        lines = [line for line in part.log.read_text().splitlines() if line.startswith("{")]
+        told = [json.loads(line) for line in lines if request in line]
+        assert {(line["request"], line["trace"]) for line in told} == {(request, trace)}, told
+        assert answer.json()["choices"][0]["text"] not in "\n".join(lines)
 
 
 def test_a_router_is_drained_by_who_reads_its_token(guarded: Stack) -> None:

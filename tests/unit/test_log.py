@@ -63,6 +63,21 @@ def test_what_is_not_a_known_field_is_left_out() -> None:
     assert json.loads(out.getvalue())["leg"] == "r/0"
 
 
+def test_a_line_about_a_leg_names_its_request_and_the_trace() -> None:
+    out = io.StringIO()
+    traces = {"r1/0": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+    configure(Speaker("decode", "d", traceparent=lambda leg: traces.get(leg, "")), stream=out)
+    for leg in ("r1/0", "r2/1"):
+        logging.getLogger("kvrelay.x").warning("late", extra={"leg": leg, "reason": ""})
+    traced, untraced = map(json.loads, out.getvalue().splitlines())
+    assert (traced["request"], traced["trace"], traced["leg"]) == (
+        *("r1", "4bf92f3577b34da6a3ce929d0e0e4736"),
+        "r1/0",
+    )
+    assert untraced["request"] == "r2"
+    assert "trace" not in untraced and "reason" not in untraced
+
+
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_secrets_are_masked_in_messages_and_tracebacks(form: str) -> None:
     out = io.StringIO()
