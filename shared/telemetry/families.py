@@ -89,6 +89,8 @@ class Alias:
     """Only the series with these labels; the labels are left out. Of several the sum is told."""
     without: tuple[str, ...] = ()
     """Labels over which is summed."""
+    text: str = ""
+    """What it says, if that is not what the source says."""
 
 
 class VllmNames(Collector):
@@ -109,7 +111,7 @@ class VllmNames(Collector):
 
     def _renamed(self, alias: Alias, family: Metric) -> Metric:
         name = VLLM + alias.name
-        renamed = Metric(name, family.documentation, family.type)
+        renamed = Metric(name, alias.text or family.documentation, family.type)
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in family.samples:
             suffix = sample.name.removeprefix(family.name)

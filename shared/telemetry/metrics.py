@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Histogram,
-    Info,
     ProcessCollector,
     generate_latest,
 )
@@ -22,12 +20,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from kvrelay.shared.telemetry.buckets import (
     COUNT_BUCKETS,
     DURATION_BUCKETS_S,
-    FREE_BUCKETS_S,
     RATIO_BUCKETS,
-    RELAY_BUCKETS_S,
     STAGE_BUCKETS_S,
-    STEP_BUCKETS_S,
-    STEP_TOKENS_BUCKETS,
     TPOT_BUCKETS_S,
     TTFT_BUCKETS_S,
 )
@@ -42,25 +36,20 @@ from kvrelay.shared.telemetry.families import (
 from kvrelay.shared.telemetry.gauges import (
     RouterGauges,
     WorkerGauges,
-    gauge_aliases,
     router_families,
-    worker_families,
 )
 from kvrelay.shared.telemetry.labels import (
     AttemptCause,
-    CacheResult,
-    Direction,
     Endpoint,
     LegEnd,
     Outcome,
     RouteKind,
     RouteReason,
     StageKind,
-    TokenKind,
-    TransferFault,
     UsageKind,
 )
 from kvrelay.shared.telemetry.timeline import Timeline
+from kvrelay.shared.telemetry.worker_metrics import WorkerMetrics
 
 __all__ = ["RouterGauges", "RouterMetrics", "WorkerGauges", "WorkerMetrics", "render"]
 
@@ -153,7 +142,7 @@ class RouterMetrics:
             registry,
             "time_to_free_seconds",
             "From a leg's end until its last worker said that it holds nothing of it.",
-            FREE_BUCKETS_S,
+            STAGE_BUCKETS_S,
             end=LegEnd,
         )
         self._prompt_sizes = histogram(
@@ -193,14 +182,17 @@ class RouterMetrics:
         )
 
     def _aliases(self) -> tuple[Alias, ...]:
+        def stage(name: str, kind: StageKind, text: str) -> Alias:
+            return Alias(f"request_{name}_time_seconds", self._stages, {"stage": kind}, text=text)
+
         return (
             Alias("time_to_first_token_seconds", self._ttft),
             Alias("inter_token_latency_seconds", self._gaps),
             Alias("request_time_per_output_token_seconds", self._tpot),
             Alias("e2e_request_latency_seconds", self._duration),
-            Alias("request_queue_time_seconds", self._stages, {"stage": StageKind.QUEUED}),
-            Alias("request_prefill_time_seconds", self._stages, {"stage": StageKind.PREFILLING}),
-            Alias("request_decode_time_seconds", self._stages, {"stage": StageKind.DECODING}),
+            stage("queue", StageKind.QUEUED, "Time of legs in a worker's queue."),
+            stage("prefill", StageKind.PREFILLING, "Time in which prompts were computed."),
+            stage("decode", StageKind.DECODING, "Time in which answers were computed."),
             Alias("request_prompt_tokens", self._prompt_sizes),
             Alias("request_generation_tokens", self._answer_sizes),
             Alias("prompt_tokens", self._tokens, {"kind": UsageKind.PROMPT}),
@@ -255,140 +247,6 @@ class RouterMetrics:
 
     def attempt_begun(self, cause: AttemptCause) -> None:
         self._attempts.labels(cause).inc()
-
-
-class WorkerMetrics:
-    """What a worker counts. Methods may be called from any thread."""
-
-    def __init__(
-        self, gauges: Callable[[], WorkerGauges], info: Mapping[str, str], vllm_model: str = ""
-    ) -> None:
-        """`info` becomes the labels of `kvrelay_info`: role, model, version and the like.
-        `vllm_model` as of a router."""
-        self.registry = registry = CollectorRegistry()
-        registry.register(Living(lambda: worker_families(gauges())))
-        ProcessCollector(registry=registry)
-        Info("kvrelay", "What this worker is.", registry=registry).info(dict(info))
-        self._count_steps(registry)
-        self._count_relay(registry)
-        self._time_legs(registry)
-        self._cache = counter(
-            registry,
-            "prefix_cache_tokens",
-            "Prompt tokens looked up among the blocks held here: hit is what need not be computed.",
-            result=CacheResult,
-        )
-        if vllm_model:
-            registry.register(VllmNames(vllm_model, self._aliases(gauges)))
-
-    def _count_steps(self, registry: CollectorRegistry) -> None:
-        self._steps = histogram(
-            registry, "step_seconds", "Engine steps, from plan to tokens.", STEP_BUCKETS_S
-        )
-        self._step_tokens = histogram(
-            registry, "step_tokens", "Tokens computed per engine step.", STEP_TOKENS_BUCKETS
-        )
-        self._step_count = Counter(
-            "kvrelay_steps",
-            "Engine steps: standing still while requests run is an engine that is stuck.",
-            registry=registry,
-        )
-        computed = counter(
-            registry,
-            "computed_tokens",
-            "Tokens computed: of prompts (also once more after a loss), and of answers.",
-            kind=TokenKind,
-        )
-        self._computed_prompt = computed.labels(TokenKind.PROMPT)
-        self._computed_output = computed.labels(TokenKind.OUTPUT)
-        self._preemptions = Counter(
-            "kvrelay_preemptions", "Requests put back for want of blocks.", registry=registry
-        )
-
-    def _count_relay(self, registry: CollectorRegistry) -> None:
-        self._relay_bytes = counter(
-            registry, "relay_bytes", "KV bytes relayed between workers.", direction=Direction
-        )
-        self._relay_blocks = counter(
-            registry, "relay_blocks", "KV blocks relayed between workers.", direction=Direction
-        )
-        self._relay_chunks = counter(
-            registry, "relay_chunks", "Chunks relayed between workers.", direction=Direction
-        )
-        self._relay = histogram(
-            registry, "relay_seconds", "Relay of one chunk, begin to end.", RELAY_BUCKETS_S
-        )
-        self._faults = counter(
-            registry,
-            "transfer_faults",
-            "Faults of the relay; each costs its attempt at most a new beginning.",
-            kind=TransferFault,
-        )
-
-    def _time_legs(self, registry: CollectorRegistry) -> None:
-        self._queue = histogram(
-            registry,
-            "queue_seconds",
-            "From a prompt's arrival here until its first chunk is planned, with room at decode.",
-            STAGE_BUCKETS_S,
-        )
-        self._prefill = histogram(
-            registry,
-            "prefill_seconds",
-            "From the first chunk's plan until the first token is known.",
-            STAGE_BUCKETS_S,
-        )
-        self._exposed = histogram(
-            registry,
-            "exposed_transfer_seconds",
-            "From the first token here until the last block has left: what no computing hid.",
-            STAGE_BUCKETS_S,
-        )
-
-    def _aliases(self, gauges: Callable[[], WorkerGauges]) -> tuple[Alias, ...]:
-        return (
-            *gauge_aliases(gauges),
-            Alias("prefix_cache_queries", self._cache, without=("result",)),
-            Alias("prefix_cache_hits", self._cache, {"result": CacheResult.HIT}),
-            Alias("num_preemptions", self._preemptions),
-            Alias("iteration_tokens_total", self._step_tokens),
-        )
-
-    def queued(self, seconds: float) -> None:
-        """A prompt waited so long for its first step."""
-        self._queue.observe(seconds)
-
-    def prompt_computed(self, seconds: float) -> None:
-        self._prefill.observe(seconds)
-
-    def transfer_exposed(self, seconds: float) -> None:
-        self._exposed.observe(seconds)
-
-    def step_ended(self, seconds: float, prompt_tokens: int, output_tokens: int) -> None:
-        """One engine step that computed that many tokens of prompts and of answers."""
-        self._step_count.inc()
-        self._steps.observe(seconds)
-        self._step_tokens.observe(prompt_tokens + output_tokens)
-        self._computed_prompt.inc(prompt_tokens)
-        self._computed_output.inc(output_tokens)
-
-    def preempted(self) -> None:
-        self._preemptions.inc()
-
-    def chunk_relayed(
-        self, direction: Direction, blocks: int, chunk_bytes: int, seconds: float
-    ) -> None:
-        self._relay_chunks.labels(direction).inc()
-        self._relay_blocks.labels(direction).inc(blocks)
-        self._relay_bytes.labels(direction).inc(chunk_bytes)
-        self._relay.observe(seconds)
-
-    def transfer_failed(self, kind: TransferFault) -> None:
-        self._faults.labels(kind).inc()
-
-    def prefix_looked_up(self, hit_tokens: int, miss_tokens: int) -> None:
-        self._cache.labels(CacheResult.HIT).inc(hit_tokens)
-        self._cache.labels(CacheResult.MISS).inc(miss_tokens)
 
 
 def _observe(histogram: Histogram, seconds: float | None) -> None:
