@@ -25,7 +25,8 @@ class TokenEvent:
     logprobs: Logprobs | None = None
     """If the request wants them."""
     prompt_logprobs: tuple[Logprobs, ...] = ()
-    """With a leg's first token (index 0), if the request wants them: of prompt tokens 1, 2, ..."""
+    """With each leg's first token (index 0), if the request wants them: of prompt tokens 1, 2, ...
+    Only the first choice of a prompt asks a worker for them."""
 
 
 class Generation(Protocol):

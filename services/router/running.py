@@ -10,6 +10,7 @@ from typing import Protocol
 from kvrelay.services.router.choreography import LegMachine, Stage
 from kvrelay.services.router.generation import TokenEvent
 from kvrelay.services.router.observe import RequestWatch
+from kvrelay.services.router.prompts_told import PromptsTold
 from kvrelay.services.router.route import Route
 from kvrelay.services.router.why import timing_ms
 from kvrelay.shared.errors import DeadlineExceeded, KvrelayError
@@ -50,6 +51,8 @@ class RunningRequest:
         """Of the workers that compute it: others might write another answer."""
         self._conductor = conductor
         self._events: asyncio.Queue[TokenEvent | KvrelayError | None] = asyncio.Queue()
+        self._prompts = PromptsTold(request.legs)
+        self._most = BUFFERED_TOKENS
         self._over = False
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
@@ -81,12 +84,16 @@ class RunningRequest:
         self._conductor.end(self, None)
 
     def emit(self, event: TokenEvent) -> None:
-        if self._events.qsize() >= BUFFERED_TOKENS:
+        if self._events.qsize() >= self._most:
             slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
             self._conductor.end(self, slow)
             return
         self.watch.token(event.leg)
-        self._events.put_nowait(event)
+        ready = self._prompts.take(event)
+        if len(ready) > 1:  # others were kept behind it, which is no fault of the reader
+            self._most = BUFFERED_TOKENS + len(ready)
+        for one in ready:
+            self._events.put_nowait(one)
 
     def conclude(self, error: KvrelayError | None) -> bool:
         """The one end, after everything emitted; False when it was over already."""

@@ -233,12 +233,13 @@ def _request(
         limited = _limited(sampling, body, card, len(prompt))
         if constraint is not None:
             check_beside(constraint, limited)
+        others = replace(limited, prompt_logprobs=None)  # they are told what the first is
         for choice in range(form.candidates):
             legs.append(
                 LegSpec(
                     leg=f"{origin.request_id}/{len(legs)}",
                     prompt=prompt,
-                    sampling=limited,
+                    sampling=limited if choice == 0 else others,
                     choice=choice,
                     eos_token_ids=card.tokenizer.special.eos_token_ids,
                     priority=body.priority or 0,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.integration.clients import Answer, RawClient, ask, token_ids
+from tests.integration.clients import Answer, RawClient, ask, events, token_ids
 from tests.stack import Stack, at_least, metrics, until
 
 WORDS = "one two three four five six seven eight nine ten fox dog France Paris relay block"
@@ -175,3 +175,42 @@ def test_usage_counts_a_prompt_once_for_all_its_choices(split: Stack) -> None:
     assert many.usage == {"prompt_tokens": 30, "completion_tokens": 15, "total_tokens": 45}
     first = ask(split, "/v1/completions", {**body, "max_tokens": 5})
     assert first.texts == many.texts[:1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_computed_once_for_the_logprobs_of_all_choices(
+    split: Stack, unsplit: Stack, stream: bool
+) -> None:
+    """Also when it is cached, which the other choices use at once and the first may not."""
+    prompt = token_ids(random.Random(f"told {stream}"), 320)
+    body: dict[str, Any] = {"prompt": prompt, "n": 4, "seed": 3, "max_tokens": 6, "stream": stream}
+    body |= {"echo": True, "logprobs": 2, "prompt_logprobs": 1, "ignore_eos": True}
+    (prefill,) = split.prefills
+    computed = 'kvrelay_computed_tokens_total{kind="prompt"}'
+    for _ in range(2):
+        before = metrics(prefill)[computed]
+        told = prompt_told(split, body)
+        assert metrics(prefill)[computed] - before < 1.2 * len(prompt)
+        assert len(told) == 4 and all(one == told[0] for one in told)
+        echoed, of_prompt = told[0]
+        assert len(of_prompt) == len(echoed) == len(prompt) and None not in echoed[1:]
+        assert told == prompt_told(unsplit, body)
+
+
+def prompt_told(stack: Stack, body: dict[str, Any]) -> list[tuple[list[Any], list[Any]]]:
+    """By choice: logprobs of the echoed prompt's tokens, and `prompt_logprobs`."""
+    url = f"{stack.url}/v1/completions"
+    response = stack.http.post(url, json={"model": stack.model, **body})
+    assert response.status_code == 200, response.text
+    if body["stream"]:
+        choices = [
+            c for event in events(iter(response.text.splitlines())) for c in event["choices"]
+        ]
+    else:
+        choices = response.json()["choices"]
+    firsts = {c["index"]: c for c in reversed(choices)}
+    count = len(body["prompt"])
+    return [
+        (firsts[at]["logprobs"]["token_logprobs"][:count], firsts[at]["prompt_logprobs"])
+        for at in sorted(firsts)
+    ]

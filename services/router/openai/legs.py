@@ -28,6 +28,8 @@ class Leg:
         form = request.form
         self._form = form
         self._spec = request.legs[number]
+        first = request.legs[number - self._spec.choice]
+        self._prompt_asked = first.sampling.prompt_logprobs is not None
         self._tokenizer = tokenizer
         self._echo = form.echo[number // form.candidates] if form.echo else ""
         self._machine = LegText(
@@ -74,7 +76,7 @@ class Leg:
     def _begin(self, event: TokenEvent) -> tuple[str, tuple[Told, ...]]:
         self._begun = True
         logprobs, prompt = event.prompt_logprobs, self._spec.prompt
-        if self._spec.sampling.prompt_logprobs is not None and len(logprobs) != len(prompt) - 1:
+        if self._prompt_asked and len(logprobs) != len(prompt) - 1:
             raise WorkerFailed(
                 f"{len(logprobs)} logprobs of a prompt of {len(prompt)} tokens came from a worker"
             )

@@ -74,7 +74,8 @@ def event_of(
 ) -> TokenEvent:
     """With the logprobs that the request wants."""
     spec = request.legs[leg]
-    top, prompt_top = spec.sampling.logprobs, spec.sampling.prompt_logprobs
+    asked = request.legs[leg - spec.choice].sampling
+    top, prompt_top = spec.sampling.logprobs, asked.prompt_logprobs
     prompt: tuple[Logprobs, ...] = ()
     if index == 0 and prompt_top is not None:
         prompt = tuple(logprobs_of(id, i, prompt_top) for i, id in enumerate(spec.prompt) if i)

@@ -199,7 +199,8 @@ def script(cluster: Any, draw: random.Random) -> Callable[[ValidRequest], Sequen
             for index in range(min(8, max(1, spec.sampling.max_tokens))):
                 last = index == min(8, max(1, spec.sampling.max_tokens)) - 1
                 token = draw.randrange(262)
-                told.append(_event(leg, index, token, last, spec))
+                first = request.legs[leg - spec.choice]
+                told.append(_event(leg, index, token, last, spec, first))
         if luck < 0.2:
             return [*told[: len(told) // 2], DeadlineExceeded("late")]
         return told
@@ -207,12 +208,12 @@ def script(cluster: Any, draw: random.Random) -> Callable[[ValidRequest], Sequen
     return events
 
 
-def _event(leg: int, index: int, token: int, last: bool, spec: Any) -> TokenEvent:
+def _event(leg: int, index: int, token: int, last: bool, spec: Any, first: Any) -> TokenEvent:
     finish = FinishReason.LENGTH if last else None
-    wanted, prompt = spec.sampling.logprobs, spec.sampling.prompt_logprobs
+    wanted, prompt = spec.sampling.logprobs, first.sampling.prompt_logprobs
     one = Logprobs(-0.5, 1, tuple((id, -0.5 - id) for id in range(max(wanted or 0, prompt or 0))))
-    first = () if index or prompt is None else (one,) * (len(spec.prompt) - 1)
-    return TokenEvent(leg, index, token, finish, None if wanted is None else one, first)
+    of_prompt = () if index or prompt is None else (one,) * (len(spec.prompt) - 1)
+    return TokenEvent(leg, index, token, finish, None if wanted is None else one, of_prompt)
 
 
 class Judge:
