@@ -178,6 +178,7 @@ class Node:
         if handoff:
             self._peers[ref] = peer_from_wire(serve.decode)
         self._journal.begin(ref, "prefill" if handoff else "both", serve.traceparent)
+        self._begun(ref, serve.traceparent, "computes a prompt")
         spec = leg_from_wire(ref.leg, serve.leg)
         self._work[owner].add(ref)
         self._here.add(ref)
