@@ -164,16 +164,7 @@ async def serve(config: RouterConfig) -> int:
     stopping = asyncio.Event()
     at = (card.names[0], ports.clients.getsockname()[1])
     gathering = Gathering(*at, dispatcher, membership, observer, admission)
-    administration = Administration(
-        metrics=lambda: render(metrics.registry)[0],
-        queued=lambda: admission.waiting,
-        legs=lambda: legs_page(
-            incarnation, dispatcher.legs(), observer.in_flight, admission.waiting
-        ),
-        drain=stopping.set,
-        token=token,
-        dashboard=dashboard_routes(Shown(gathering, observer.flight, clock.now_ns)),
-    )
+    administration = administration_of(gathering, incarnation, token, stopping)
     settings = edge_settings(config, api_keys)
     source, refusals = CardSource(card, membership), RefusalCounter(metrics)
     served = servers(settings, ports, administration, dispatcher, source, refusals)
@@ -185,6 +176,23 @@ async def serve(config: RouterConfig) -> int:
         reread_on_sighup(api_keys)
     await run_until_signal(served, stopping, parts, config.drain_s)
     return 0
+
+
+def administration_of(
+    parts: Gathering, incarnation: Incarnation, token: str, stopping: asyncio.Event
+) -> Administration:
+    """What is served to people and probes: read when it is asked for."""
+    dispatcher, observer, admission = parts.dispatcher, parts.observer, parts.admission
+    return Administration(
+        metrics=lambda: render(observer.metrics.registry)[0],
+        queued=lambda: admission.waiting,
+        legs=lambda: legs_page(
+            incarnation, dispatcher.legs(), observer.in_flight, admission.waiting
+        ),
+        drain=stopping.set,
+        token=token,
+        dashboard=dashboard_routes(Shown(parts, observer.flight, observer.clock.now_ns)),
+    )
 
 
 def told_to(membership: Membership, sweeper: Sweeper, ledger: Ledger, subject: Subject) -> Subject:

@@ -258,7 +258,7 @@ class Dispatcher:
         running.watch.leg_ended(leg.machine, error)
         self._leaving.over(leg.machine.ref, leg_end(leg.machine, error))
         if isinstance(error, WorkerFailed):
-            log.warning("%s failed: %s", leg.machine.spec.leg, error)
+            log.warning("a leg failed: %s", error, extra={"leg": leg.machine.spec.leg})
         running.open_legs -= 1
         last = running.open_legs == 0  # asked now: ending the others comes back here for each
         if error is not None and running.conclude(error):

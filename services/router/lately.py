@@ -101,7 +101,7 @@ class Lately:
         second.firsts[bucket_of(max(now_ns - since_ns, 0))] += 1
 
     def token(self, now_ns: int, gap_ns: int | None) -> None:
-        """`gap_ns` None: of another choice than the last one, so no client waited for it."""
+        """`gap_ns`: since the one before it of its choice; None for a choice's first."""
         second = self._second(now_ns)
         second.tokens += 1
         if gap_ns is not None:

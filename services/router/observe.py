@@ -147,6 +147,8 @@ class RequestWatch:
     timeline: Timeline = field(default_factory=Timeline)
     tokens: int = 0
     attempts: int = 0
+    retries: int = 0
+    """Of the attempts those that replaced another."""
     cached: dict[int, int] = field(default_factory=dict)
     """Of each prompt, by the number of its first leg: tokens that nobody had to compute."""
     error: KvrelayError | None = None
@@ -225,6 +227,7 @@ class RequestWatch:
         if stage is Stage.QUEUED:
             self._stamp(Moment.ASSIGNED)
             self.attempts += 1
+            self.retries += machine.attempt > 0
             self.observer.metrics.attempt_begun(machine.cause)
         elif stage is Stage.DECODING and machine.split:
             self._stamp(Moment.PUBLISHED)
@@ -292,7 +295,7 @@ class RequestWatch:
             prompt_tokens=self.request.prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.tokens,
-            attempts=self.attempts,
+            attempts=1 + self.retries if self.attempts else 0,
             ttft_s=self.timeline.ttft_s,
             duration_s=self.timeline.duration_s,
             spans=own_spans(self.timeline, {} if route is None else route_attributes(route)),

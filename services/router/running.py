@@ -88,11 +88,11 @@ class RunningRequest:
             slow = DeadlineExceeded(f"the client left {BUFFERED_TOKENS} tokens unread")
             self._conductor.end(self, slow)
             return
-        self.watch.token(event.leg)
         ready = self._prompts.take(event)
         if len(ready) > 1:  # others were kept behind it, which is no fault of the reader
             self._most = BUFFERED_TOKENS + len(ready)
         for one in ready:
+            self.watch.token(one.leg)
             self._events.put_nowait(one)
 
     def conclude(self, error: KvrelayError | None) -> bool:

@@ -16,8 +16,6 @@ ADVICE: Final[Mapping[str, str]] = {
     "queue is full.",
     "prefill queue": "Other prompts were before it: more prefill workers, or fewer long prompts at "
     "once, help.",
-    "ask for room": "Decode had no memory for it sooner: more KV memory there, or more decode "
-    "workers, help.",
     "prefill": "The prompt itself: a shared prefix that is cached, or more compute per prefill "
     "worker, helps.",
     "to the client": "Between the worker and the client's stream: a router that is busy, or a "
@@ -49,7 +47,7 @@ def why(record: RequestRecord) -> str:
         late = "" if record.ttft_s <= LATE * predicted else ", so it was later than expected"
         text.append(f"{_ms(predicted * 1e3)} were predicted for the route, {record.route}{late}.")
     if record.attempts > 1:
-        text.append(f"It took {record.attempts} attempts: a worker was lost or a transfer failed.")
+        text.append(f"It took {record.attempts} attempts: a worker went, or a transfer failed.")
     return " ".join(text)
 
 

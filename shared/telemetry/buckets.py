@@ -20,11 +20,8 @@ STEP_BUCKETS_S: Final = (
     0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.2, 0.3, 0.5, 1.0, 2.0,
 )  # fmt: skip
 STEP_TOKENS_BUCKETS: Final = tuple(2**power for power in range(15))
-STAGE_BUCKETS_S: Final = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0,
-    10.0, 20.0, 40.0, 80.0, 160.0,
-)  # fmt: skip
-"""Of parts of a request: from half a millisecond to minutes."""
+STAGE_BUCKETS_S: Final = TTFT_BUCKETS_S
+"""Of parts of a request, which are compared with it."""
 COUNT_BUCKETS: Final = tuple(float(2**power) for power in range(0, 18))
 RELAY_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,

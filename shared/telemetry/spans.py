@@ -56,6 +56,7 @@ class RequestRecord:
     cached_tokens: int
     output_tokens: int
     attempts: int
+    """One, and each that replaced another, of whichever choice; 0 before the first."""
     ttft_s: float | None
     duration_s: float | None
     spans: tuple[SpanRecord, ...] = ()
@@ -66,16 +67,14 @@ class RequestRecord:
 class Heard:
     """When a router sent an attempt to a worker and heard of its end; the worker's time then."""
 
-    sent_ns: int | None
+    sent_ns: int
     heard_ns: int
     told_ns: int
 
     def offset_ns(self, begun_ns: int) -> int:
         """From the worker's clock, on which it began then, to the router's: both ways took equally
-        long. When it was sent is not known: the way back took no time."""
+        long."""
         most = self.heard_ns - self.told_ns
-        if self.sent_ns is None:
-            return most
         return (most + min(self.sent_ns - begun_ns, most)) // 2
 
 
@@ -88,9 +87,7 @@ def placed(part: str, pieces: Sequence[Piece], heard: Heard) -> tuple[SpanRecord
     if not pieces:
         return ()
     offset_ns = heard.offset_ns(pieces[0].start_ns)
-    earliest = heard.heard_ns if heard.sent_ns is None else min(heard.sent_ns, heard.heard_ns)
-    if heard.sent_ns is None:
-        earliest = min(earliest, pieces[0].start_ns + offset_ns)
+    earliest = min(heard.sent_ns, heard.heard_ns)
     spans: list[SpanRecord] = []
     for number, piece in enumerate(pieces):
         parent = min(max(piece.parent, 0), number - 1) if number else None

@@ -133,6 +133,13 @@ def test_a_split_request_has_the_spans_of_all_three(split: Stack) -> None:
     assert status == 1 and text.count("\n") == 1 and "unknown is not in flight" in text
 
 
+def test_choices_are_no_retries(split: Stack) -> None:
+    prompt = token_ids(random.Random("choices"), 40)
+    answer = post(split, TEXT, prompt=prompt, max_tokens=4, n=3, seed=1).json()
+    record = shown(split, answer["id"])
+    assert record["attempts"] == 1 and "attempts" not in record["why"]
+
+
 @pytest.mark.leaks_allowed
 def test_an_answer_that_went_on_elsewhere_shows_both_attempts(tcp: Stack) -> None:
     requests = varied_requests(60, "timing", answer=400)[:1]

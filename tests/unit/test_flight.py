@@ -58,9 +58,9 @@ WORKER = (
 )
 
 
-@given(PIECES, st.one_of(st.none(), TIMES), TIMES, TIMES)
+@given(PIECES, TIMES, TIMES, TIMES)
 def test_whatever_a_worker_says_its_spans_lie_within_each_other(
-    pieces: list[Piece], sent_ns: int | None, heard_ns: int, told_ns: int
+    pieces: list[Piece], sent_ns: int, heard_ns: int, told_ns: int
 ) -> None:
     spans = placed("w", pieces, Heard(sent_ns, heard_ns, told_ns))
     assert len(spans) == len(pieces)
@@ -71,7 +71,7 @@ def test_whatever_a_worker_says_its_spans_lie_within_each_other(
             outer = spans[span.parent]
             assert span.parent < number and outer.start_ns <= span.start_ns
             assert outer.end_ns is not None and span.end_ns <= outer.end_ns
-        if sent_ns is not None and sent_ns <= heard_ns:
+        if sent_ns <= heard_ns:
             assert span.start_ns >= sent_ns
 
 
@@ -85,8 +85,6 @@ def test_a_worker_s_clock_is_told_by_both_ways() -> None:
         (38, 68),
     ]
     assert spans[3].attributes == {"kvrelay.tokens": 32}
-    one_way = placed("p", WORKER, Heard(None, 130 * MS, 1120 * MS))
-    assert (one_way[0].start_ns, one_way[0].end_ns) == (10 * MS, 130 * MS)
 
 
 def test_pieces_cross_the_wire() -> None:
