@@ -123,7 +123,7 @@ def test_a_split_request_has_the_spans_of_all_three(split: Stack) -> None:
         if span["name"] == "compute chunk"
     ]
     assert sum(tokens) == len(prompt)
-    assert "Of that: gateway" in record["why"] and "split." in record["why"]
+    assert "Of that: gateway" in record["why"] and "route" in record["why"]
     status, text = traced(split, id)
     assert status == 0 and all(part in text for part in parts) and "compute chunk" in text
     assert "and 7 like it" not in text and record["why"][:40] in text
